@@ -15,6 +15,15 @@ import {
 } from "./base/flags.ts";
 import type { LogLevel } from "./base/log.ts";
 import {
+  KIB,
+  MIB,
+  type Read,
+  readCount,
+  readOneOf,
+  readSize,
+  readSwitch,
+} from "./base/read-value.ts";
+import {
   BATCH_BYTES_MAX,
   BATCH_CHANGES_MAX,
   BATCH_MS,
@@ -25,6 +34,7 @@ import {
   REQUEST_TIMEOUT_MS,
   TOMBSTONE_RETENTION_MS,
 } from "./protocol/limits.ts";
+import { isOwnAddress } from "./protocol/own-address.ts";
 import { parsePeerUrl, withoutCredentials } from "./protocol/peer-url.ts";
 
 /** One running node, as asked for. */
@@ -100,8 +110,6 @@ export interface Setting extends FlagSpec {
 
 const ENV_PREFIX = "HOOK_SYNC_";
 const DAY_MS = 24 * 3_600_000;
-const KIB = 1024;
-const MIB = 1024 * KIB;
 
 /** Every setting there is, in the order of the usage. */
 export const SETTINGS = [
@@ -259,12 +267,10 @@ export function loadConfig(input: ConfigInput): ConfigResult {
   const dbPath = take("db", readDbPath);
   required("db", "missing; expected the SQLite file: --db node1.db");
   const listen = take("listen", readListen) ?? LISTEN_DEFAULT;
-  const nodeUrl = take("url", (text) => readUrl(text));
-  const peers = takePeers(
-    given.get("peer"),
-    { listen, nodeUrl, ownHosts: input.ownHosts ?? [] },
-    mistakes,
-  );
+  const nodeUrl = take("url", readUrl);
+  const own = { ...listen, hosts: input.ownHosts ?? [] };
+  const isSelf = (url: string) => url === nodeUrl || isOwnAddress(url, own);
+  const peers = takePeers(given.get("peer"), isSelf, mistakes);
   const tables = takeTables(given.get("tables"), mistakes);
   const schema = take("schema", (path) => {
     const file = readFile(path, input.readText);
@@ -441,8 +447,6 @@ function showToml(value: unknown): string {
 
 // --- how values are read ----------------------------------------------------------------------
 
-type Read<T> = { readonly value: T } | { readonly right: string };
-
 /** Goes into a header, a column and log lines: visible, without separators of any of them. */
 const NODE_ID_PATTERN = /^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$/;
 
@@ -483,53 +487,6 @@ function readUrl(text: string): Read<string> {
   return "url" in parsed ? { value: parsed.url } : { right: parsed.wrong };
 }
 
-function readCount(unit: string, min: number, max: number): (text: string) => Read<number> {
-  return (text) => {
-    const count = /^\d{1,15}$/.test(text) ? Number(text) : Number.NaN;
-    if (count >= min && count <= max) return { value: count };
-    return { right: `expected a whole number of ${unit} from ${min} to ${max}` };
-  };
-}
-
-const SIZE_UNITS: Readonly<Record<string, number>> = {
-  "": 1,
-  b: 1,
-  kb: 1_000,
-  mb: 1_000_000,
-  gb: 1_000_000_000,
-  kib: KIB,
-  mib: MIB,
-  gib: 1024 * MIB,
-};
-
-function readSize(min: number, max: number): (text: string) => Read<number> {
-  return (text) => {
-    const parts = /^(\d{1,15})\s*([A-Za-z]*)$/.exec(text);
-    const unit = SIZE_UNITS[parts?.[2]?.toLowerCase() ?? "?"];
-    if (parts === null || unit === undefined) {
-      return { right: "expected a number of bytes, such as 134217728 or 128MiB" };
-    }
-    const bytes = Number(parts[1]) * unit;
-    if (bytes >= min && bytes <= max) return { value: bytes };
-    if (max === Number.MAX_SAFE_INTEGER) return { right: `expected at least ${min} bytes` };
-    return { right: `expected from ${min} to ${max} bytes` };
-  };
-}
-
-function readOneOf<T extends string>(...choices: readonly T[]): (text: string) => Read<T> {
-  return (text) => {
-    const choice = choices.find((known) => known === text.toLowerCase());
-    return choice === undefined ? { right: `expected ${choices.join(" or ")}` } : { value: choice };
-  };
-}
-
-function readSwitch(text: string): Read<boolean> {
-  const word = text.toLowerCase();
-  if (word === "true" || word === "1") return { value: true };
-  if (word === "false" || word === "0") return { value: false };
-  return { right: "expected true or false" };
-}
-
 function readFile(path: string, readText: ConfigInput["readText"]): Read<string> {
   try {
     return { value: readText(path) };
@@ -550,20 +507,18 @@ function days(count: number | undefined): number | undefined {
 
 // --- peers and tables -------------------------------------------------------------------------
 
-interface Self {
-  readonly listen: Listen;
-  readonly nodeUrl: string | undefined;
-  readonly ownHosts: readonly string[];
-}
-
-function takePeers(given: Given | undefined, self: Self, mistakes: Mistake[]): readonly string[] {
+function takePeers(
+  given: Given | undefined,
+  isSelf: (url: string) => boolean,
+  mistakes: Mistake[],
+): readonly string[] {
   const peers = new Set<string>();
   for (const text of given?.texts ?? []) {
     const parsed = parsePeerUrl(text);
     const wrong =
       "wrong" in parsed
         ? parsed.wrong
-        : isSelf(parsed.url, self)
+        : isSelf(parsed.url)
           ? "that is this node itself; expected only the others"
           : undefined;
     if (wrong !== undefined) {
@@ -578,50 +533,6 @@ function takePeers(given: Given | undefined, self: Self, mistakes: Mistake[]): r
     });
   }
   return Object.freeze([...peers]);
-}
-
-/**
- * Whether this address is the node's own, as far as that can be seen from the address. Under other
- * names (DNS, a port mapped by a router) a node knows itself only when it answers.
- */
-function isSelf(peer: string, self: Self): boolean {
-  if (peer === self.nodeUrl) return true;
-  const url = new URL(peer);
-  const port = Number(url.port) || (url.protocol === "https:" ? 443 : 80);
-  if (port !== self.listen.port) return false;
-  const host = bareHost(url.hostname);
-  const own = self.listen.hostname === undefined ? "::" : ownHost(self.listen.hostname);
-  if (isAny(own))
-    return (
-      isAny(host) || isLoopback(host) || self.ownHosts.some((name) => name.toLowerCase() === host)
-    );
-  if (host === own) return true;
-  // 127.0.0.1 and ::1 may be two nodes; "localhost" may be either, and 0.0.0.0 leads there too.
-  const vague = [host, own].some((name) => isAny(name) || !/^[\d.]+$|:/.test(name));
-  return vague && (isLoopback(host) || isAny(host)) && isLoopback(own);
-}
-
-function isAny(host: string): boolean {
-  return host === "0.0.0.0" || host === "::";
-}
-
-function isLoopback(host: string): boolean {
-  return /^(127\.[\d.]+|::1|localhost|.+\.localhost)$/.test(host);
-}
-
-function ownHost(hostname: string): string {
-  const url = URL.parse(hostname.includes(":") ? `http://[${hostname}]` : `http://${hostname}`);
-  return url === null ? hostname : bareHost(url.hostname);
-}
-
-/** Without brackets and the root's dot, and an IPv4 address in IPv6 clothing as IPv4. */
-function bareHost(hostname: string): string {
-  const bare = hostname.replace(/^\[|\]$|\.$/g, "");
-  const mapped = /^::ffff:([0-9a-f]{1,4}):([0-9a-f]{1,4})$/.exec(bare);
-  if (mapped === null) return bare;
-  const high = Number.parseInt(mapped[1]!, 16);
-  const low = Number.parseInt(mapped[2]!, 16);
-  return [high >> 8, high & 255, low >> 8, low & 255].join(".");
 }
 
 function takeTables(given: Given | undefined, mistakes: Mistake[]): Config["tables"] {
