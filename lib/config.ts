@@ -129,7 +129,7 @@ export const SETTINGS = [
     name: "listen",
     value: "ADDR",
     kind: "text",
-    help: "address to listen on: :9001 (the default), 127.0.0.1:9001, [::1]:9001, :0",
+    help: "where to listen: :9001 (the default), 127.0.0.1:9001, [::1]:9001, :0",
   },
   {
     name: "peer",
@@ -204,7 +204,7 @@ export const SETTINGS = [
     name: "parked-limit",
     value: "SIZE",
     kind: "number",
-    help: `bytes of changes kept that could not be applied (${PARKED_BYTES_MAX / MIB}MiB)`,
+    help: `bytes of changes kept that could not be applied (${PARKED_BYTES_MAX / 1024 / MIB}GiB)`,
   },
   {
     name: "use-proxy",
