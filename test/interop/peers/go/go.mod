@@ -1,0 +1,5 @@
+module hook-sync-interop-peer
+
+go 1.22
+
+require github.com/mattn/go-sqlite3 v1.14.46
