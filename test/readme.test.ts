@@ -1,0 +1,28 @@
+/** README is held to the program: every flag there is, and none there is not. */
+import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { SETTINGS } from "../lib/config.ts";
+import manifest from "../package.json" with { type: "json" };
+
+const README = readFileSync(join(import.meta.dir, "..", "README.md"), "utf8");
+
+test("the table of flags has every flag, in the order of the usage", () => {
+  const rows = [...README.matchAll(/^\| `--([a-z-]+)/gm)].map(([, name]) => name!);
+  expect(rows).toEqual(SETTINGS.map(({ name }) => name as string));
+});
+
+test("no flag is mentioned that is not there", () => {
+  const known = new Set<string>([...SETTINGS.map(({ name }) => name as string), "help", "version"]);
+  const ours = README.match(/(?:hook-sync|npm start --)[^\n]*/g)!.join("\n");
+  const mentioned = [...ours.matchAll(/(?<![\w-])--([a-z][a-z-]*)/g)].map(([, name]) => name!);
+  expect(mentioned.length).toBeGreaterThan(5);
+  expect(mentioned.filter((name) => !known.has(name))).toEqual([]);
+});
+
+test("the scripts it tells of are there", () => {
+  const told = [...README.matchAll(/npm (?:run )?(start|test|[a-z]+:[a-z]+|(?<=run )[a-z]+)\b/g)];
+  const missing = told.map(([, name]) => name!).filter((name) => !(name in manifest.scripts));
+  expect(told.length).toBeGreaterThan(3);
+  expect(missing).toEqual([]);
+});
