@@ -91,8 +91,8 @@ const PLACES: readonly [what: string, pattern: RegExp, where: RegExp][] = [
   ["chance", /\bMath\.random\(|\brandomUUID(v7)?\(|\bgetRandomValues\(/, /^lib\/base\//],
   [
     "timers",
-    /(?<![.\w])(setTimeout|setInterval|setImmediate|queueMicrotask)\(|\bBun\.sleep\(/,
-    /^lib\/base\//,
+    /(?<![.\w])(setTimeout|setInterval|setImmediate)\(|\bBun\.sleep\(/,
+    /^lib\/(base\/|shipper\/transport\.ts$)/,
   ],
   // A method by that name (`fetch(request) {`) serves; only a call asks.
   [
@@ -103,7 +103,12 @@ const PLACES: readonly [what: string, pattern: RegExp, where: RegExp][] = [
   ["SQLite", /from "bun:sqlite"/, /^lib\/(store|shipper|cdc)\//],
   ["the framework", /from "hono/, /^lib\/http\//],
   ["the console", /\bconsole\./, /^lib\/cli\//],
-  ["the process", /\bprocess\.(exit|on|env|argv)\b|\bBun\.(env|argv)\b/, /^lib\/cli\//],
+  [
+    "the process",
+    /\bprocess\.(exit|on|env|argv)\b|\bBun\.(env|argv)\b/,
+    // The worker forgets the proxy variables, which would otherwise apply to peers.
+    /^lib\/(cli\/|shipper\/worker\.ts$)/,
+  ],
 ];
 
 /** Without comments and types: what is said about the clock is not the clock. */
