@@ -1,0 +1,96 @@
+/**
+ * What the main thread and the shipper's worker say to each other. Messages carry values, never a
+ * promise that they are still current. The main thread owns everything that is written to the file;
+ * the worker owns the links to the peers and only reads.
+ */
+import type { LogLevel } from "../base/log.ts";
+import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
+
+export interface ShipperConfig {
+  readonly dbPath: string;
+  readonly nodeId: string;
+  readonly dbId: string;
+  /** Our address as others see it (`--url`), sent as X-Node-Url. */
+  readonly nodeUrl: string | undefined;
+  readonly batchChangesMax: number;
+  readonly batchBytesMax: number;
+  readonly requestTimeoutMs: number;
+  /** Whether HTTP_PROXY and friends are used to reach peers (`--use-proxy`). */
+  readonly useProxy: boolean;
+  readonly settledThrough: number;
+  readonly peers: readonly PeerStart[];
+}
+
+export type ToShipper =
+  | { readonly kind: "start"; readonly config: ShipperConfig }
+  /**
+   * A commit settled the log up to this change id; nothing past it may be read. `rewritten` says that
+   * entries at or below it were changed (a column was renamed): what was read ahead is read again.
+   */
+  | { readonly kind: "settled"; readonly through: number; readonly rewritten?: boolean }
+  /** Read GET /health of these peers now (all of them when absent). */
+  | { readonly kind: "read-health"; readonly peers?: readonly string[] }
+  /** Ship until nothing waits, then answer `drained`; give up `withinMs` from now. */
+  | { readonly kind: "drain"; readonly withinMs: number }
+  | { readonly kind: "stop" };
+
+/** Changes that this peer will never take, for the dead letters. */
+export interface Refusal {
+  /** Change ids of the log, ascending. */
+  readonly changeIds: readonly number[];
+  /** For people: what the peer said. */
+  readonly reason: string;
+  readonly attempts: number;
+}
+
+export type FromShipper =
+  | { readonly kind: "ready" }
+  /** The watermark of a peer moved. Persist it, with the refusals, in one transaction; then prune. */
+  | {
+      readonly kind: "moved";
+      readonly peer: string;
+      /** Never below an earlier one; the same as before when a change was taken out of turn. */
+      readonly through: number;
+      /** The largest batch id that the peer acknowledged so far, when it just acknowledged one. */
+      readonly ackedBatchId?: number;
+      readonly refusal?: Refusal;
+    }
+  | { readonly kind: "status"; readonly peers: readonly PeerStatus[] }
+  | { readonly kind: "peer-health"; readonly health: PeerHealth }
+  | {
+      readonly kind: "log";
+      readonly level: LogLevel;
+      readonly message: string;
+      readonly fields: Readonly<Record<string, unknown>>;
+    }
+  /** `pending` is what the peer that is furthest behind still lacks. */
+  | { readonly kind: "drained"; readonly pending: number }
+  | { readonly kind: "stopped" };
+
+export type PeerStateName =
+  | "idle"
+  | "sending"
+  | "waiting"
+  | "bisecting"
+  | "refusing"
+  | "not-admitted";
+
+/** One peer as /health shows it. Sent whenever something of it changed, at most every 100 ms. */
+export interface PeerStatus {
+  readonly url: string;
+  readonly state: PeerStateName;
+  readonly nodeId: string | undefined;
+  /** Undefined until the peer answered once: ours send the identity header, foreign ones do not. */
+  readonly make: "ours" | "foreign" | undefined;
+  readonly dbId: string | undefined;
+  readonly lastAcked: number;
+  /** Settled changes past the watermark. */
+  readonly pending: number;
+  readonly lastError: string | undefined;
+  /** Wall clock, ms, of the last reply of any kind. */
+  readonly lastContactMs: number | undefined;
+  /** The peer's clock minus ours, ms, from the `Date` of its replies; whole seconds at best. */
+  readonly clockOffsetMs: number | undefined;
+}
+
+export type { PeerHealth, PeerStart };

@@ -1,0 +1,574 @@
+/**
+ * The driver of the links: carries out what peer-link.ts decides, and tells the main thread.
+ *
+ * It owns the links, their timers and requests, and nothing that lasts: the main thread persists what
+ * it reports. Clock, chance, timers, network and log come in as arguments, so that the simulator runs
+ * this very code without sockets and without waiting.
+ *
+ * Invariants (test/shipper/shipper.test.ts):
+ *   S1  No link ever waits for another: every read is short and every request is on its own.
+ *   S2  Nothing past `settledThrough` is read.
+ *   S3  An idle shipper holds no timer that repeats for a peer that answered once.
+ *   S4  After `stop` nothing is posted, and no timer or request is left.
+ */
+import { ATTEMPTS_MAX, retryPauseMs, slowPauseMs } from "../base/backoff.ts";
+import type { Cancel, Clock, Timers } from "../base/clock.ts";
+import type { LogLevel } from "../base/log.ts";
+import type { Random } from "../base/random.ts";
+import { type Batch, type BatchRead, type BatchSource, isStoreError } from "./batch.ts";
+import type {
+  FromShipper,
+  PeerStart,
+  PeerStateName,
+  PeerStatus,
+  Refusal,
+  ShipperConfig,
+} from "./messages.ts";
+import {
+  type BatchWindow,
+  type LinkEffect,
+  type LinkEvent,
+  openLink,
+  type PeerLink,
+  type Sent,
+  step,
+  type Trouble,
+  troubleOf,
+} from "./peer-link.ts";
+import type { Outcome, Reply, Transport } from "./transport.ts";
+
+/** Statuses are for people and for /health; more often than this nobody looks. */
+const STATUS_PAUSE_MS = 100;
+/** Counting stops here and the difference of ids stands in: a million entries would be read for it. */
+const COUNTED_CHANGES_MAX = 200_000;
+/** `Date` has whole seconds, and a reply takes its time: less than this is no offset. */
+const CLOCK_OFFSET_MS_MIN = 1_500;
+
+export type ShipperSettings = Pick<
+  ShipperConfig,
+  "dbId" | "batchChangesMax" | "settledThrough" | "peers"
+>;
+
+export interface ShipperOptions {
+  readonly config: ShipperSettings;
+  readonly clock: Clock;
+  readonly random: Random;
+  readonly timers: Timers;
+  readonly transport: Transport;
+  readonly source: BatchSource;
+  readonly post: (message: FromShipper) => void;
+}
+
+/** One peer as the driver holds it. */
+interface Peer {
+  readonly url: string;
+  link: PeerLink;
+  /** Largest batch id that this peer acknowledged. */
+  ackedBatchId: number;
+  /** Settled changes past the watermark, as far as `countedThrough`. */
+  pending: number;
+  /** What the link's pause, or a read to be tried again, waits for. */
+  cancelTimer: Cancel | undefined;
+  readFailures: number;
+  /** The trouble that the log knows of. */
+  trouble: Trouble | undefined;
+  nodeId: string | undefined;
+  make: "ours" | "foreign" | undefined;
+  dbId: string | undefined;
+  lastError: string | undefined;
+  lastContactMs: number | undefined;
+  clockOffsetMs: number | undefined;
+  /** Whether anything ever answered a request for /health. */
+  healthRead: boolean;
+  healthReading: boolean;
+  /** Failed attempts to read /health in a row. */
+  healthFailures: number;
+  cancelHealthTimer: Cancel | undefined;
+  /** Refused changes that no line in the log tells of yet, with what the peer said last. */
+  refusedCount: number;
+  refusedReason: string;
+  /** Whether an attempt failed since the drain began. */
+  failedInDrain: boolean;
+}
+
+/** Ships to all peers until it is stopped. */
+export class Shipper {
+  readonly #options: ShipperOptions;
+  /** Windows to be read as soon as nothing is left to be sent. */
+  readonly #readAhead: BatchWindow[] = [];
+  readonly #peers: readonly Peer[];
+  readonly #abort = new AbortController();
+  #settledThrough: number;
+  /** Up to here the peers' `pending` counts. */
+  #countedThrough: number;
+  #statusSentAtMs = Number.NEGATIVE_INFINITY;
+  #cancelStatusTimer: Cancel | undefined;
+  #cancelDrainTimer: Cancel | undefined;
+
+  constructor(options: ShipperOptions) {
+    this.#options = options;
+    this.#settledThrough = options.config.settledThrough;
+    this.#countedThrough = options.config.settledThrough;
+    this.#peers = options.config.peers.map(openPeer);
+  }
+
+  /** Begins: sends what waits, and asks every peer who it is. */
+  start(): void {
+    // Many peers stand at the same place: the log is counted once for each place.
+    const counts = new Map<number, number>();
+    for (const peer of this.#peers) {
+      const { watermark } = peer.link;
+      peer.pending = counts.get(watermark) ?? this.#count(watermark, this.#settledThrough);
+      counts.set(watermark, peer.pending);
+    }
+    this.#options.post({ kind: "ready" });
+    for (const peer of this.#peers) {
+      if (peer.pending > 0) this.#take(peer, { kind: "settled" });
+      this.#readHealth(peer);
+    }
+    this.#statusChanged();
+  }
+
+  /** The log is settled up to here: idle peers get it at once. */
+  settled(through: number, rewritten = false): void {
+    if (this.#stopped) return;
+    if (rewritten) this.#options.source.forget();
+    if (through <= this.#settledThrough) return;
+    this.#settledThrough = through;
+    for (const peer of this.#peers) {
+      if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
+    }
+    this.#statusChanged();
+  }
+
+  /** Reads /health of these peers, or of all. */
+  readHealth(urls?: readonly string[]): void {
+    if (this.#stopped) return;
+    for (const peer of this.#peers) {
+      if (urls === undefined || urls.includes(peer.url)) this.#readHealth(peer);
+    }
+  }
+
+  /**
+   * Ships until nothing waits or the time is over, then says what is left. Peers that were out of
+   * reach before, and still are at the next attempt, are not waited for.
+   */
+  drain(withinMs: number): void {
+    if (this.#stopped) return;
+    this.#cancelDrainTimer?.();
+    this.#cancelDrainTimer = this.#options.timers.after(withinMs, () => this.#endDrain());
+    for (const peer of this.#peers) peer.failedInDrain = false;
+    for (const peer of this.#peers) this.#take(peer, { kind: "hurry" });
+    this.#drainIfDone();
+  }
+
+  /** Ends all requests and timers. The source may be closed after it. */
+  stop(): void {
+    if (this.#stopped) return;
+    this.#abort.abort();
+    this.#cancelStatusTimer?.();
+    this.#cancelDrainTimer?.();
+    for (const peer of this.#peers) {
+      peer.cancelTimer?.();
+      peer.cancelHealthTimer?.();
+    }
+  }
+
+  get #stopped(): boolean {
+    return this.#abort.signal.aborted;
+  }
+
+  #take(peer: Peer, event: LinkEvent): void {
+    const before = peer.link;
+    const { link, effects } = step(before, event, this.#options.random);
+    peer.link = link;
+    if (before.kind !== "idle" && link.kind === "idle") this.#becameIdle(peer);
+    for (const effect of effects) this.#carryOut(peer, effect);
+    this.#noteTrouble(peer);
+    if (peer.link.kind !== "bisecting") this.#logRefusals(peer);
+    this.#statusChanged();
+    this.#drainIfDone();
+  }
+
+  #carryOut(peer: Peer, effect: LinkEffect): void {
+    switch (effect.kind) {
+      case "send":
+        peer.cancelTimer?.();
+        peer.cancelTimer = undefined;
+        this.#send(peer, effect.window);
+        return;
+      case "wake":
+        this.#wakeLater(peer, effect.delayMs, () => this.#take(peer, { kind: "timer-fired" }));
+        return;
+      case "acked": {
+        peer.pending = Math.max(0, peer.pending - effect.count);
+        // A change may be taken out of turn; the receiver's mark never goes back either.
+        peer.ackedBatchId = Math.max(peer.ackedBatchId, effect.batchId);
+        const { through } = effect;
+        const ackedBatchId = peer.ackedBatchId;
+        this.#options.post({ kind: "moved", peer: peer.url, through, ackedBatchId });
+        return;
+      }
+      case "set-aside":
+        this.#setAside(peer, effect);
+        return;
+    }
+  }
+
+  #setAside(peer: Peer, effect: Extract<LinkEffect, { kind: "set-aside" }>): void {
+    const { after, through, reason, attempts } = effect;
+    const changeIds = this.#options.source.changeIds(after, through);
+    const refusal: Refusal = { changeIds, reason, attempts };
+    peer.pending = Math.max(0, peer.pending - changeIds.length);
+    peer.refusedCount += changeIds.length;
+    peer.refusedReason = reason;
+    this.#options.post({ kind: "moved", peer: peer.url, through, refusal });
+  }
+
+  #wakeLater(peer: Peer, pauseMs: number, action: () => void): void {
+    peer.cancelTimer?.();
+    peer.cancelTimer = this.#options.timers.after(pauseMs, () => {
+      peer.cancelTimer = undefined;
+      action();
+    });
+  }
+
+  #send(peer: Peer, window: BatchWindow): void {
+    const read = this.#read(peer, window);
+    if (read === undefined) return;
+    switch (read.kind) {
+      case "nothing":
+        this.#take(peer, read);
+        return;
+      case "oversized": {
+        const reason = `${read.sent.bytes} bytes for one change are more than any peer takes`;
+        peer.lastError = reason;
+        this.#take(peer, { kind: "too-large", sent: read.sent, reason });
+        return;
+      }
+      case "batch":
+        this.#post(peer, window, read.batch);
+    }
+  }
+
+  #post(peer: Peer, window: BatchWindow, batch: Batch): void {
+    const { body, ...sent } = batch;
+    const rest = this.#restAfter(peer, sent);
+    const identity = { db: this.#options.config.dbId, prev: peer.ackedBatchId, rest };
+    const request = { peer: peer.url, batchId: sent.through, body, identity };
+    const sentAtMs = this.#options.clock.nowMs();
+    void this.#options.transport
+      .send(request, this.#abort.signal)
+      .then((outcome) => this.#answered(peer, sent, outcome, sentAtMs));
+    if (rest >= this.#options.config.batchChangesMax && peer.link.kind === "sending") {
+      this.#readAheadOf({ ...window, after: sent.through, through: undefined });
+    }
+  }
+
+  /** A batch, or undefined when the file could not be read just now: it is tried again. */
+  #read(peer: Peer, window: BatchWindow): BatchRead | undefined {
+    try {
+      const read = this.#options.source.read(window, this.#settledThrough);
+      if (peer.readFailures >= ATTEMPTS_MAX) this.#log("info", "the change log can be read again");
+      peer.readFailures = 0;
+      return read;
+    } catch (error) {
+      if (!isStoreError(error)) throw error;
+      peer.readFailures += 1;
+      if (peer.readFailures === ATTEMPTS_MAX) {
+        this.#log("error", "the change log cannot be read", { error: error.message });
+      }
+      const pauseMs = retryPauseMs(peer.readFailures, this.#options.random);
+      this.#wakeLater(peer, pauseMs, () => this.#send(peer, window));
+      return undefined;
+    }
+  }
+
+  /**
+   * Reads what follows while the batch is on its way, but not before everything that can be sent now
+   * is: the answer then finds the next body made.
+   */
+  #readAheadOf(window: BatchWindow): void {
+    this.#readAhead.push(window);
+    if (this.#readAhead.length > 1) return;
+    this.#options.timers.soon(() => {
+      for (const next of this.#readAhead.splice(0)) {
+        if (this.#stopped) return;
+        try {
+          this.#options.source.read(next, this.#settledThrough);
+        } catch (error) {
+          // What cannot be read ahead is read, and reported, in its turn.
+          if (!isStoreError(error)) throw error;
+        }
+      }
+    });
+  }
+
+  #answered(peer: Peer, sent: Sent, outcome: Outcome, sentAtMs: number): void {
+    if (this.#stopped) return;
+    if (outcome.reply !== undefined) this.#heard(peer, outcome.reply, sentAtMs);
+    const wasDown = troubleOf(peer.link) === "down";
+    if (outcome.kind === "acked" || outcome.kind === "mismatched") {
+      this.#recognise(peer, outcome.reply);
+    }
+    peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
+    if (outcome.kind === "failed") peer.failedInDrain = true;
+    this.#take(peer, toEvent(outcome, sent));
+    if (outcome.kind === "acked" && (wasDown || !peer.healthRead)) this.#readHealth(peer);
+  }
+
+  #heard(peer: Peer, reply: Reply, sentAtMs: number): void {
+    const nowMs = this.#options.clock.nowMs();
+    peer.lastContactMs = nowMs;
+    peer.healthFailures = 0;
+    if (reply.serverTimeMs === undefined) return;
+    // The stamp was cut to its second: half a second later is the best guess of when it was made.
+    const offsetMs = reply.serverTimeMs + 500 - (sentAtMs + nowMs) / 2;
+    peer.clockOffsetMs = Math.abs(offsetMs) < CLOCK_OFFSET_MS_MIN ? 0 : Math.round(offsetMs);
+  }
+
+  /** Ours name themselves in every reply; what answers like a peer and does not is foreign. */
+  #recognise(peer: Peer, reply: Reply | undefined): void {
+    peer.make = reply?.identity === undefined ? "foreign" : "ours";
+    peer.dbId = reply?.identity?.db;
+  }
+
+  #readHealth(peer: Peer): void {
+    if (peer.healthReading) return;
+    peer.healthReading = true;
+    peer.cancelHealthTimer?.();
+    peer.cancelHealthTimer = undefined;
+    const sentAtMs = this.#options.clock.nowMs();
+    void this.#options.transport.readHealth(peer.url, this.#abort.signal).then((outcome) => {
+      if (this.#stopped) return;
+      peer.healthReading = false;
+      if (outcome.kind === "failed") {
+        this.#healthFailed(peer, outcome.reason);
+      } else {
+        peer.healthRead = true;
+        this.#heard(peer, outcome.reply, sentAtMs);
+        if (outcome.kind === "health") {
+          peer.nodeId = outcome.health.nodeId;
+          this.#recognise(peer, outcome.reply);
+          this.#options.post({ kind: "peer-health", health: outcome.health });
+        }
+        if (peer.link.kind === "idle") peer.lastError = undefined;
+      }
+      this.#noteTrouble(peer);
+      this.#statusChanged();
+    });
+  }
+
+  /** A peer that never answered is asked again, unless its link is trying anyway. */
+  #healthFailed(peer: Peer, reason: string): void {
+    peer.healthFailures += 1;
+    if (peer.link.kind !== "idle") return;
+    peer.lastError = reason;
+    if (peer.healthRead) return;
+    const { random, timers } = this.#options;
+    const quick = peer.healthFailures <= ATTEMPTS_MAX;
+    const pauseMs = quick
+      ? retryPauseMs(peer.healthFailures, random)
+      : slowPauseMs(peer.healthFailures - ATTEMPTS_MAX, random);
+    peer.cancelHealthTimer = timers.after(pauseMs, () => {
+      peer.cancelHealthTimer = undefined;
+      if (peer.link.kind === "idle") this.#readHealth(peer);
+    });
+  }
+
+  #becameIdle(peer: Peer): void {
+    this.#countSettled();
+    peer.pending = 0;
+    // Nobody is at the place of a body made before; it would only take up memory.
+    if (this.#peers.every(({ link }) => link.kind === "idle")) this.#options.source.forget();
+  }
+
+  /** What waits for this peer after the batch; 0 only if that is so. */
+  #restAfter(peer: Peer, sent: Sent): number {
+    this.#countSettled();
+    const more = this.#count(sent.through, this.#settledThrough, 1) > 0;
+    return more ? Math.max(1, peer.pending - sent.count) : 0;
+  }
+
+  /** Adds what was settled since the last time to every peer's pending. */
+  #countSettled(): void {
+    const added = this.#count(this.#countedThrough, this.#settledThrough);
+    this.#countedThrough = this.#settledThrough;
+    if (added > 0) for (const peer of this.#peers) peer.pending += added;
+  }
+
+  #count(after: number, through: number, countMax = COUNTED_CHANGES_MAX): number {
+    if (through <= after) return 0;
+    try {
+      const count = this.#options.source.count(after, through, countMax);
+      return count < COUNTED_CHANGES_MAX ? count : through - after;
+    } catch (error) {
+      if (!isStoreError(error)) throw error;
+      return through - after;
+    }
+  }
+
+  /** One line when a peer goes, one when it comes back. */
+  #noteTrouble(peer: Peer): void {
+    const outOfReach = peer.healthFailures >= ATTEMPTS_MAX ? "down" : undefined;
+    const trouble = troubleOf(peer.link) ?? outOfReach;
+    const before = peer.trouble;
+    if (trouble === before) return;
+    peer.trouble = trouble;
+    const fields = { peer: peer.url, pending: peer.pending };
+    if (trouble !== undefined) {
+      this.#log("warn", TROUBLE_LINES[trouble].begins, { ...fields, error: peer.lastError });
+    } else if (before !== undefined) {
+      this.#log("info", TROUBLE_LINES[before].ends, fields);
+    }
+  }
+
+  #logRefusals(peer: Peer): void {
+    if (peer.refusedCount === 0) return;
+    const { url, refusedCount: changes, refusedReason: reason } = peer;
+    peer.refusedCount = 0;
+    this.#log("warn", "peer refused changes: they are kept as dead letters", {
+      peer: url,
+      changes,
+      reason,
+    });
+  }
+
+  #drainIfDone(): void {
+    if (this.#cancelDrainTimer === undefined) return;
+    if (this.#peers.every(isDrained)) this.#endDrain();
+  }
+
+  #endDrain(): void {
+    this.#cancelDrainTimer?.();
+    this.#cancelDrainTimer = undefined;
+    this.#countSettled();
+    const pending = this.#peers.reduce((most, peer) => Math.max(most, peer.pending), 0);
+    this.#options.post({ kind: "drained", pending });
+  }
+
+  #statusChanged(): void {
+    if (this.#cancelStatusTimer !== undefined || this.#stopped) return;
+    const { clock, timers } = this.#options;
+    const pauseMs = this.#statusSentAtMs + STATUS_PAUSE_MS - clock.monotonicMs();
+    if (pauseMs <= 0) {
+      this.#sendStatus();
+      return;
+    }
+    this.#cancelStatusTimer = timers.after(pauseMs, () => {
+      this.#cancelStatusTimer = undefined;
+      this.#sendStatus();
+    });
+  }
+
+  #sendStatus(): void {
+    this.#statusSentAtMs = this.#options.clock.monotonicMs();
+    this.#countSettled();
+    this.#options.post({ kind: "status", peers: this.#peers.map(statusOf) });
+  }
+
+  #log(level: LogLevel, message: string, fields: Record<string, unknown> = {}): void {
+    this.#options.post({ kind: "log", level, message, fields });
+  }
+}
+
+const TROUBLE_LINES: Readonly<Record<Trouble, { begins: string; ends: string }>> = {
+  down: {
+    begins: "peer cannot be reached; its changes are kept",
+    ends: "peer answers again",
+  },
+  "not-admitted": {
+    begins: "peer does not admit this node; its changes are kept",
+    ends: "peer admits this node again",
+  },
+  refusing: {
+    begins: "peer refuses all changes; they are kept",
+    ends: "peer takes changes again",
+  },
+};
+
+function openPeer(start: PeerStart): Peer {
+  return {
+    url: start.url,
+    link: openLink(start.watermark),
+    ackedBatchId: start.prev,
+    pending: 0,
+    cancelTimer: undefined,
+    readFailures: 0,
+    trouble: undefined,
+    nodeId: undefined,
+    make: undefined,
+    dbId: undefined,
+    lastError: undefined,
+    lastContactMs: undefined,
+    clockOffsetMs: undefined,
+    healthRead: false,
+    healthReading: false,
+    healthFailures: 0,
+    cancelHealthTimer: undefined,
+    refusedCount: 0,
+    refusedReason: "",
+    failedInDrain: false,
+  };
+}
+
+function toEvent(outcome: Outcome, sent: Sent): LinkEvent {
+  switch (outcome.kind) {
+    case "acked":
+      return { kind: "acked", sent };
+    case "mismatched":
+    case "refused":
+    case "too-large":
+      return { kind: outcome.kind, sent, reason: outcome.reason };
+    case "not-admitted":
+      return { kind: "not-admitted", retryAfterMs: outcome.retryAfterMs };
+    case "failed": {
+      const { retryAfterMs, cutOff } = outcome;
+      return { kind: "failed", sent, retryAfterMs, cutOff };
+    }
+  }
+}
+
+/** Whether a drain need not wait for this peer: it has everything, or waiting will not help. */
+function isDrained(peer: Peer): boolean {
+  const { link } = peer;
+  switch (link.kind) {
+    case "idle":
+    case "refusing":
+    case "not-admitted":
+      return true;
+    case "sending":
+      return false;
+    case "waiting":
+    case "bisecting":
+      if (link.pause === "asked") return true;
+      return link.pause === "backoff" && peer.trouble === "down" && peer.failedInDrain;
+  }
+}
+
+function stateName(link: PeerLink): PeerStateName {
+  switch (link.kind) {
+    case "sending":
+    case "waiting":
+      return link.series.trouble ?? link.kind;
+    case "bisecting":
+      return link.bisection.trouble ?? link.kind;
+    default:
+      return link.kind;
+  }
+}
+
+function statusOf(peer: Peer): PeerStatus {
+  return {
+    url: peer.url,
+    state: stateName(peer.link),
+    nodeId: peer.nodeId,
+    make: peer.make,
+    dbId: peer.dbId,
+    lastAcked: peer.link.watermark,
+    pending: peer.pending,
+    lastError: peer.lastError,
+    lastContactMs: peer.lastContactMs,
+    clockOffsetMs: peer.clockOffsetMs,
+  };
+}
