@@ -145,12 +145,9 @@ function escapeControls(text: string): string {
 // --- the same thing many times -----------------------------------------------------------------
 
 export interface Repeats {
-  /**
-   * Something happened `count` times. The first time it is logged at once; what follows of the same
-   * level, message and fields is counted, and the count logged with the next line that is due.
-   */
+  /** Something happened, `count` times. Nothing is written yet. */
   add(level: LogLevel, message: string, fields: LogFields, count?: number): void;
-  /** Logs the counts that are due, or all of them at the end. Call it now and then. */
+  /** Writes a line with the count for each kind that is due; for all of them at the end. */
   flush(all?: boolean): void;
 }
 
@@ -163,49 +160,51 @@ export interface RepeatsOptions {
 
 /** Often enough to see that it goes on, seldom enough to read past. */
 const REPEATS_EVERY_MS = 60_000;
-/** Kinds of lines counted at once; beyond it the oldest is logged and forgotten. */
+/** Kinds of lines remembered at once; beyond it the oldest is written, if it must be, and forgotten. */
 const REPEATS_KINDS_MAX = 1_000;
 
-/** One line per peer, table and reason, with a count: ten thousand refused rows are not ten thousand lines. */
-export function countRepeats(options: RepeatsOptions): Repeats {
-  const { log, clock, everyMs = REPEATS_EVERY_MS } = options;
+/**
+ * One line per level, message and fields, with a count: ten thousand refused rows are not ten
+ * thousand lines. The first line of a kind comes with the next flush, so that it has the count of a
+ * whole batch.
+ */
+export function countRepeats({ log, clock, everyMs = REPEATS_EVERY_MS }: RepeatsOptions): Repeats {
   interface Kind {
     readonly level: LogLevel;
     readonly message: string;
     readonly fields: LogFields;
-    loggedAtMs: number;
-    uncounted: number;
+    count: number;
+    writtenMs: number | undefined;
   }
-  // In the order of the last line, so that the first is the oldest.
+  // In the order of the first time, so that the oldest is the first.
   const kinds = new Map<string, Kind>();
 
-  function write(key: string, kind: Kind, nowMs: number): void {
-    log.log(kind.level, kind.message, { ...kind.fields, count: kind.uncounted });
-    kind.uncounted = 0;
-    kind.loggedAtMs = nowMs;
-    kinds.delete(key);
-    kinds.set(key, kind);
+  function write(kind: Kind): void {
+    log.log(kind.level, kind.message, { ...kind.fields, count: kind.count });
+    kind.count = 0;
+    kind.writtenMs = clock.monotonicMs();
   }
 
   return {
     add(level, message, fields, count = 1) {
-      const nowMs = clock.monotonicMs();
       const key = JSON.stringify([level, message, fields]);
-      const known = kinds.get(key);
-      const kind = known ?? { level, message, fields, loggedAtMs: nowMs, uncounted: 0 };
-      kind.uncounted += count;
-      if (known === undefined || nowMs - kind.loggedAtMs >= everyMs) write(key, kind, nowMs);
-      if (kinds.size > REPEATS_KINDS_MAX) {
-        const [oldestKey, oldest] = kinds.entries().next().value!;
-        if (oldest.uncounted > 0) write(oldestKey, oldest, nowMs);
-        kinds.delete(oldestKey);
+      let kind = kinds.get(key);
+      if (kind === undefined) {
+        kind = { level, message, fields, count: 0, writtenMs: undefined };
+        kinds.set(key, kind);
       }
+      kind.count += count;
+      if (kinds.size <= REPEATS_KINDS_MAX) return;
+      const [oldestKey, oldest] = kinds.entries().next().value!;
+      if (oldest.count > 0) write(oldest);
+      kinds.delete(oldestKey);
     },
     flush(all = false) {
       const nowMs = clock.monotonicMs();
       for (const [key, kind] of [...kinds]) {
-        if (!all && nowMs - kind.loggedAtMs < everyMs) continue;
-        if (kind.uncounted > 0) write(key, kind, nowMs);
+        const isDue = kind.writtenMs === undefined || nowMs - kind.writtenMs >= everyMs;
+        if (!all && !isDue) continue;
+        if (kind.count > 0) write(kind);
         else kinds.delete(key);
       }
     },
