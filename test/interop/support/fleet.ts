@@ -115,7 +115,8 @@ export class Member {
   readonly make: Make;
   readonly id: string;
   readonly port: number;
-  readonly #flags: string[];
+  /** Further flags, read at the next start. */
+  readonly flags: string[];
   readonly #logPath: string;
   #child: Bun.Subprocess | undefined;
 
@@ -125,7 +126,7 @@ export class Member {
     this.port = port;
     this.dbPath = join(dir, `${id}.db`);
     this.#logPath = join(dir, `${id}.log`);
-    this.#flags = flags;
+    this.flags = flags;
   }
 
   get url(): string {
@@ -149,7 +150,7 @@ export class Member {
         ...flag("listen", `127.0.0.1:${this.port}`),
         ...this.peers.flatMap((url) => flag("peer", url)),
         ...flag("batch-ms", "50"),
-        ...this.#flags,
+        ...this.flags,
       ],
       {
         cwd: ROOT,
@@ -321,6 +322,19 @@ export class Fleet implements AsyncDisposable {
     const member = this.declare(make, undefined, options);
     member.peers = peers.map((peer) => peer.url);
     return member.start();
+  }
+
+  /**
+   * The file, the name and the address of a node, for a node of another make to go on with. The first
+   * must have been stopped.
+   */
+  handOver(from: Member, make: Make, flags: string[] = []): Member {
+    if (from.running) throw new Error(`${from.id} still runs`);
+    const member = new Member(make, from.id, this.dir, from.port, flags);
+    member.dbPath = from.dbPath;
+    member.peers = from.peers;
+    this.members.push(member);
+    return member;
   }
 
   /** A full mesh of started nodes. */

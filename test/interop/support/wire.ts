@@ -17,6 +17,7 @@ export class Wire {
   repliesLost = 0;
   #mode: WireMode = "pass";
   readonly #sockets = new Set<Socket>();
+  readonly #unused = new Set<Socket>();
   readonly #server: Server;
   readonly #targetPort: number;
   readonly port: number;
@@ -42,21 +43,24 @@ export class Wire {
 
   set(mode: WireMode): void {
     this.#mode = mode;
-    for (const socket of this.#sockets) socket.destroy();
+    for (const socket of this.#sockets) this.#end(socket);
   }
 
   close(): void {
-    this.set("down");
+    this.#mode = "down";
+    for (const socket of this.#sockets) socket.destroy();
     this.#server.close();
   }
 
   #accept(client: Socket): void {
     this.#keep(client);
+    this.#unused.add(client);
+    client.once("data", () => this.#unused.delete(client));
+    if (this.#mode === "hang") return;
     if (this.#mode === "down") {
-      client.destroy();
+      this.#end(client);
       return;
     }
-    if (this.#mode === "hang") return;
     const upstream = connect(this.#targetPort, "127.0.0.1");
     this.#keep(upstream);
     client.on("data", (bytes) => upstream.write(bytes));
@@ -69,13 +73,28 @@ export class Wire {
         client.write(bytes);
       }
     });
-    client.on("close", () => upstream.destroy());
-    upstream.on("close", () => client.destroy());
+    // HTTP needs no half-open connections: one side's end is the end of both.
+    for (const event of ["end", "close"] as const) {
+      client.on(event, () => upstream.destroy());
+      upstream.on(event, () => this.#end(client));
+    }
+  }
+
+  /**
+   * Ends a connection, but one over which nothing has come yet only when something comes: the fetch of
+   * Node 20 waits for ever when its fresh connection is closed before it could write to it.
+   */
+  #end(socket: Socket): void {
+    if (this.#unused.has(socket)) socket.once("data", () => socket.destroy());
+    else socket.destroy();
   }
 
   #keep(socket: Socket): void {
     this.#sockets.add(socket);
-    socket.on("close", () => this.#sockets.delete(socket));
+    socket.on("close", () => {
+      this.#sockets.delete(socket);
+      this.#unused.delete(socket);
+    });
     // A reset is what these links are for; the nodes are asked what they made of it, not the link.
     socket.on("error", () => socket.destroy());
   }
