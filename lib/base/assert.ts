@@ -1,0 +1,19 @@
+/**
+ * For our own mistakes only: a broken assumption stops the work in hand instead of writing
+ * something wrong. What peers, clients or files send is input and never asserted on.
+ */
+export function assert(condition: unknown, message: string): asserts condition {
+  if (!condition) throw new AssertionError(message);
+}
+
+export class AssertionError extends Error {
+  override name = "AssertionError";
+  constructor(message: string) {
+    super(`broken assumption: ${message}. Please report this; nothing was written.`);
+  }
+}
+
+/** Marks the end of a switch that handles every case: a new case does not compile until it is handled. */
+export function unreachable(value: never): never {
+  throw new AssertionError(`unexpected ${JSON.stringify(value)}`);
+}

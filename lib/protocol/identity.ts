@@ -1,0 +1,64 @@
+/**
+ * The header in which nodes of ours tell each other which file they are and how far they got
+ * (DESIGN.md, "Identity"). Nodes of other makes ignore it; a sender without it is foreign.
+ */
+
+export const IDENTITY_HEADER = "X-Hook-Sync";
+export const NODE_ID_HEADER = "X-Node-Id";
+export const NODE_URL_HEADER = "X-Node-Url";
+
+/** The largest batch id a receiver committed from one sender, with a hash of that batch's last change. */
+export interface Mark {
+  readonly batchId: number;
+  readonly hash: string;
+}
+
+export interface Identity {
+  /** Random id of the sender's file. */
+  readonly db: string;
+  /** In a request: the last batch id this receiver acknowledged to this file. */
+  readonly prev?: number;
+  /** Changes still waiting for the other side. */
+  readonly rest?: number;
+  /** In a reply: the mark as it was before the batch. */
+  readonly last?: Mark;
+}
+
+/** `v=1; db=3f…; prev=41; rest=0; last=41.9c0d…` */
+export function formatIdentity(identity: Identity): string {
+  let text = `v=1; db=${identity.db}`;
+  if (identity.prev !== undefined) text += `; prev=${identity.prev}`;
+  if (identity.rest !== undefined) text += `; rest=${identity.rest}`;
+  if (identity.last !== undefined) text += `; last=${identity.last.batchId}.${identity.last.hash}`;
+  return text;
+}
+
+const DB_PATTERN = /^[0-9a-f]{8,64}$/;
+const MARK_PATTERN = /^(\d{1,16})\.([0-9a-f]{1,64})$/;
+
+/** What the header says, or undefined where it is missing or not ours: then the sender counts as foreign. */
+export function parseIdentity(header: string | null | undefined): Identity | undefined {
+  if (!header || header.length > 1_024) return undefined;
+  const members = new Map<string, string>();
+  for (const part of header.split(";")) {
+    const at = part.indexOf("=");
+    if (at > 0) members.set(part.slice(0, at).trim(), part.slice(at + 1).trim());
+  }
+  const db = members.get("db");
+  if (members.get("v") !== "1" || db === undefined || !DB_PATTERN.test(db)) return undefined;
+  const mark = MARK_PATTERN.exec(members.get("last") ?? "");
+  const prev = readCount(members.get("prev"));
+  const rest = readCount(members.get("rest"));
+  return {
+    db,
+    ...(prev === undefined ? {} : { prev }),
+    ...(rest === undefined ? {} : { rest }),
+    ...(mark ? { last: { batchId: Number(mark[1]), hash: mark[2]! } } : {}),
+  };
+}
+
+function readCount(text: string | undefined): number | undefined {
+  if (text === undefined || !/^\d{1,16}$/.test(text)) return undefined;
+  const count = Number(text);
+  return Number.isSafeInteger(count) ? count : undefined;
+}

@@ -1,0 +1,206 @@
+/**
+ * Which tables are synced, and their capture triggers. The selection (`--tables`) is asked for once and
+ * kept in the file; what the tables looked like when their triggers were made is kept too, so that
+ * a schema changed by another program, even while the node was down, is seen for what it was: a column
+ * renamed, a table renamed, a table rebuilt without its triggers.
+ */
+import type { Database } from "bun:sqlite";
+import { setSetting, setting } from "./migrations.ts";
+import {
+  hasForeignKeys,
+  isCaptureTrigger,
+  qualifyTable,
+  readOtherRelations,
+  readTables,
+  type SyncedTable,
+  type Table,
+  TRIGGER_MARK,
+  type Unqualified,
+} from "./schema.ts";
+import { nameKey, quoteName } from "./sql.ts";
+import { captureTriggers } from "./triggers.ts";
+
+/** What the user asked for. */
+export interface Selection {
+  /** `'*'`: every table that qualifies, also those made later. */
+  readonly all: boolean;
+  /** nameKeys of tables asked for by name. */
+  readonly names: readonly string[];
+}
+
+/** The file's tables at one moment, sorted by whether they are synced. */
+export interface Survey {
+  readonly synced: ReadonlyMap<string, SyncedTable>;
+  /** Asked for but not possible, with reason and remedy. */
+  readonly notSynced: readonly Unqualified[];
+  /** nameKeys of qualifying tables that nobody asked for. */
+  readonly notAsked: readonly SyncedTable[];
+  /** Whether any table at all has foreign keys. */
+  readonly foreignKeys: boolean;
+}
+
+/** A table as it was when its triggers were made. */
+export interface KnownTable {
+  readonly name: string;
+  readonly columns: readonly string[];
+}
+
+export function survey(db: Database, selection: Selection): Survey {
+  const tables = readTables(db);
+  const asked = (key: string) => selection.all || selection.names.includes(key);
+  const synced = new Map<string, SyncedTable>();
+  const notSynced: Unqualified[] = [];
+  const notAsked: SyncedTable[] = [];
+  const shadows = shadowTables(db);
+  for (const table of tables.values()) {
+    if (shadows.has(table.key)) continue;
+    const verdict = qualifyTable(db, table, asked);
+    if ("reason" in verdict) {
+      if (asked(table.key)) notSynced.push(verdict);
+    } else if (asked(table.key)) synced.set(table.key, verdict);
+    else notAsked.push(verdict);
+  }
+  const others = readOtherRelations(db);
+  for (const name of selection.names) {
+    if (tables.has(name)) continue;
+    const other = others.find((relation) => nameKey(relation.name) === name);
+    notSynced.push({
+      name: other?.name ?? name,
+      reason: other
+        ? `it is a ${other.type === "view" ? "view" : "virtual table"}`
+        : "there is no such table",
+      remedy: other ? "Sync the tables it stands on." : "Create it, or correct --tables.",
+    });
+  }
+  return { synced, notSynced, notAsked, foreignKeys: hasForeignKeys(tables.values()) };
+}
+
+/** Tables that belong to a virtual table (FTS5 and the like). */
+function shadowTables(db: Database): Set<string> {
+  const rows = db
+    .prepare<{ name: string }, []>(
+      "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'shadow'",
+    )
+    .all();
+  return new Set(rows.map((row) => nameKey(row.name)));
+}
+
+/** Every user table, with why it would or would not qualify: for `check` and for refusals. */
+export function surveyAll(db: Database): Survey {
+  return survey(db, { all: true, names: [] });
+}
+
+export function readSelection(db: Database): Selection | undefined {
+  const text = setting(db, "tables");
+  return typeof text === "string" ? (JSON.parse(text) as Selection) : undefined;
+}
+
+export function writeSelection(db: Database, selection: Selection): void {
+  setSetting(db, "tables", JSON.stringify(selection));
+}
+
+export function readKnown(db: Database): Map<string, KnownTable> {
+  const text = setting(db, "known");
+  const known = typeof text === "string" ? (JSON.parse(text) as KnownTable[]) : [];
+  return new Map(known.map((table) => [nameKey(table.name), table]));
+}
+
+export function writeKnown(db: Database, tables: Iterable<SyncedTable>): void {
+  const known = [...tables].map((table) => ({
+    name: table.name,
+    columns: table.columns.map((column) => column.name),
+  }));
+  setSetting(db, "known", JSON.stringify(known));
+}
+
+interface TriggerRow {
+  readonly name: string;
+  readonly tbl_name: string;
+  readonly sql: string;
+}
+
+function readTriggers(db: Database): TriggerRow[] {
+  return db
+    .prepare<TriggerRow, []>("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'")
+    .all();
+}
+
+/** Ours, or those of an existing node, which ours replace. */
+function isOursOrForeign(trigger: TriggerRow): boolean {
+  if (trigger.sql.includes(TRIGGER_MARK)) return true;
+  return /_(ai|au|ad)$/i.test(trigger.name) && isCaptureTrigger(trigger.sql);
+}
+
+/** nameKeys of the tables that carry capture triggers of any make. */
+export function capturedTables(db: Database): Set<string> {
+  return new Set(
+    readTriggers(db)
+      .filter(isOursOrForeign)
+      .map((trigger) => nameKey(trigger.tbl_name)),
+  );
+}
+
+export type TriggerState =
+  | "fine"
+  /** All there, for another shape of the table or of an older version. */
+  | "outdated"
+  /** One that writes the log is missing: writes may have gone unseen. */
+  | "missing";
+
+/** What stands in the file against what should. `name` finds the triggers by the table's current name. */
+export function triggerState(db: Database, table: SyncedTable): TriggerState {
+  const all = readTriggers(db);
+  const present = all.filter(
+    (trigger) => nameKey(trigger.tbl_name) === table.key && trigger.sql.includes(TRIGGER_MARK),
+  );
+  const expected = captureTriggers(table, isTaken(all));
+  const captures = (suffix: string) =>
+    present.some((trigger) => trigger.name.toLowerCase().endsWith(suffix));
+  if (!["_ai", "_au", "_ad"].every(captures)) return "missing";
+  const texts = new Set(present.map((trigger) => trigger.sql));
+  return present.length === expected.length && expected.every((trigger) => texts.has(trigger.sql))
+    ? "fine"
+    : "outdated";
+}
+
+/** Replaces whatever captures this table by our triggers. */
+export function installTriggers(db: Database, table: SyncedTable): void {
+  dropTriggers(db, (trigger) => nameKey(trigger.tbl_name) === table.key);
+  for (const trigger of captureTriggers(table, isTaken(readTriggers(db)))) db.run(trigger.sql);
+}
+
+/** Takes capture triggers out of the file: of one table (nameKey), or all. */
+export function removeTriggers(db: Database, tableKey?: string): void {
+  dropTriggers(db, (trigger) => tableKey === undefined || nameKey(trigger.tbl_name) === tableKey);
+}
+
+function dropTriggers(db: Database, which: (trigger: TriggerRow) => boolean): void {
+  for (const trigger of readTriggers(db)) {
+    if (isOursOrForeign(trigger) && which(trigger))
+      db.run(`DROP TRIGGER ${quoteName(trigger.name)}`);
+  }
+}
+
+function isTaken(all: readonly TriggerRow[]): (name: string) => boolean {
+  const taken = new Set(
+    all.filter((trigger) => !isOursOrForeign(trigger)).map((trigger) => nameKey(trigger.name)),
+  );
+  return (name) => taken.has(nameKey(name));
+}
+
+/** The new name of a table that was renamed with its triggers, or undefined. */
+export function renamedTo(
+  db: Database,
+  known: KnownTable,
+  tables: ReadonlyMap<string, Table>,
+): string | undefined {
+  const captured = `${known.name}_ai`;
+  const moved = readTriggers(db).find(
+    (trigger) =>
+      trigger.sql.includes(TRIGGER_MARK) &&
+      (nameKey(trigger.name) === nameKey(captured) ||
+        nameKey(trigger.name) === nameKey(`_hooksync_${captured}`)),
+  );
+  if (!moved || nameKey(moved.tbl_name) === nameKey(known.name)) return undefined;
+  return tables.get(nameKey(moved.tbl_name))?.name;
+}

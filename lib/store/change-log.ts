@@ -1,0 +1,99 @@
+/**
+ * Entries of the log that no trigger makes: announcements, and deletes put behind an entry that is
+ * still on its way. Also what a received delete must know: whether the log still holds an entry of its row.
+ */
+import type { Database } from "bun:sqlite";
+import type { SyncedTable } from "./schema.ts";
+import { quoteName } from "./sql.ts";
+import { rowJsonOf } from "./table-writer.ts";
+
+export class ChangeLog {
+  readonly #db: Database;
+  #mirroredThrough: number | undefined;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** After a rollback: what was mirrored may be gone. */
+  forget(): void {
+    this.#mirroredThrough = undefined;
+  }
+
+  newest(): number {
+    return (
+      this.#db.query<{ id: number | null }, []>("SELECT max(change_id) AS id FROM _changes").get()!
+        .id ?? 0
+    );
+  }
+
+  pending(): number {
+    return this.#db.query<{ n: number }, []>("SELECT count(*) AS n FROM _changes").get()!.n;
+  }
+
+  /** Puts the row as it stands into the log again; false where it is not there. */
+  announceRow(table: SyncedTable, id: string): boolean {
+    const t = quoteName(table.name);
+    return (
+      this.#db
+        .query(
+          `INSERT INTO _changes(op, table_name, row_id, row_data)
+           SELECT 'UPDATE', ?, ?2, ${rowJsonOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+        )
+        .run(table.name, id).changes > 0
+    );
+  }
+
+  /** `rowJson` is the deleted row with the delete's version in it. */
+  announceDelete(table: SyncedTable, id: string, rowJson: string): void {
+    this.#db
+      .query("INSERT INTO _changes(op, table_name, row_id, row_data) VALUES ('DELETE', ?, ?, ?)")
+      .run(table.name, id, rowJson);
+  }
+
+  /** The row as it stands, as a DELETE: for deletes that came without their row. */
+  announceRowAsDelete(table: SyncedTable, id: string): void {
+    const t = quoteName(table.name);
+    this.#db
+      .query(
+        `INSERT INTO _changes(op, table_name, row_id, row_data)
+         SELECT 'DELETE', ?, ?2, ${rowJsonOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+      )
+      .run(table.name, id);
+  }
+
+  /**
+   * Whether an entry of this row waits for some peer. The log has no index by row (it would cost every
+   * write); deletes are rare, so a mirror in memory is brought up to date when one arrives.
+   */
+  holds(table: SyncedTable, id: string): boolean {
+    const oldest = this.#db
+      .query<{ id: number | null }, []>("SELECT min(change_id) AS id FROM _changes")
+      .get()!.id;
+    if (oldest === null) return false;
+    if (this.#mirroredThrough === undefined) {
+      this.#db.run("DROP TABLE IF EXISTS temp._hooksync_logged");
+      this.#db.run(
+        "CREATE TABLE temp._hooksync_logged(tbl TEXT, id TEXT, change_id INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID",
+      );
+      this.#mirroredThrough = 0;
+    }
+    const newest = this.newest();
+    if (newest > this.#mirroredThrough) {
+      this.#db
+        .query(
+          `INSERT INTO temp._hooksync_logged(tbl, id, change_id)
+           SELECT table_name, row_id, change_id FROM _changes WHERE change_id > ? AND row_id IS NOT NULL
+           ON CONFLICT(tbl, id) DO UPDATE SET change_id = excluded.change_id`,
+        )
+        .run(this.#mirroredThrough);
+      this.#mirroredThrough = newest;
+    }
+    const entry = this.#db
+      .query<{ change_id: number }, [string, string]>(
+        "SELECT change_id FROM temp._hooksync_logged WHERE tbl = ? AND id = ?",
+      )
+      .get(table.name, id);
+    return entry !== null && entry.change_id >= oldest;
+  }
+}

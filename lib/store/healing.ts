@@ -1,0 +1,237 @@
+/**
+ * Pulling foreign peers to the common winner (DESIGN.md, "Healing"). Nodes of other makes keep the
+ * last arrival of a tie, forget deletes and write below what they replaced; each rule here answers one
+ * way in which they end up different. Among ours none of it is needed, so it does nothing until a
+ * foreign peer is configured or heard.
+ *
+ * Invariants:
+ *   H1  at most one announcement per row per second; one held back goes out when the second is over.
+ *   H2  one schedule per row: again after 1 minute, 10 minutes, 1 hour, then daily, until every foreign
+ *       peer has had nothing left to send since.
+ */
+import type { Database, Statement } from "bun:sqlite";
+import type { ChangeLog } from "./change-log.ts";
+import { setSetting, setting } from "./migrations.ts";
+import type { SyncedTable } from "./schema.ts";
+import { type TableWriter, withVersionSql } from "./table-writer.ts";
+import type { Tombstones } from "./tombstones.ts";
+
+/** Where a change came from. Each change through a hub is an origin of its own. */
+export interface Origin {
+  readonly name: string;
+  readonly isForeign: boolean;
+}
+
+export const LOCAL_ORIGIN: Origin = { name: "", isForeign: false };
+
+export interface HealingOptions {
+  readonly db: Database;
+  readonly log: ChangeLog;
+  readonly tombstones: Tombstones;
+}
+
+const ANNOUNCE_PAUSE_MS = 1_000;
+const DAY_MS = 24 * 3_600_000;
+const REPEAT_PAUSES_MS = [60_000, 600_000, 3_600_000, DAY_MS];
+/** Per round, so that repeats never hold the lock for long. */
+const DUE_ROWS_MAX = 200;
+
+interface ContestedRow {
+  readonly step: number;
+  readonly announced_at: number;
+  readonly due_at: number;
+}
+
+export class Healing {
+  readonly #db: Database;
+  readonly #log: ChangeLog;
+  readonly #tombstones: Tombstones;
+  readonly #find: Statement<ContestedRow, [string, string]>;
+  readonly #put: Statement<unknown, [string, string, number, number, number, number]>;
+  readonly #origin: Statement<{ origin: string; is_foreign: number }, [string, string]>;
+  readonly #setOrigin: Statement<unknown, [string, string, string, number, number]>;
+  #isActive: boolean;
+
+  constructor(options: HealingOptions) {
+    this.#db = options.db;
+    this.#log = options.log;
+    this.#tombstones = options.tombstones;
+    this.#find = this.#db.prepare(
+      "SELECT step, announced_at, due_at FROM _hooksync_contested WHERE tbl = ? AND id = ?",
+    );
+    this.#put = this.#db.prepare(
+      `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at) VALUES (?, ?, ?, ?, ?, ?)
+       ON CONFLICT(tbl, id) DO UPDATE SET step = excluded.step, since = excluded.since,
+         announced_at = excluded.announced_at, due_at = excluded.due_at`,
+    );
+    this.#origin = this.#db.prepare(
+      "SELECT origin, is_foreign FROM _hooksync_origins WHERE tbl = ? AND id = ?",
+    );
+    this.#setOrigin = this.#db.prepare(
+      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, seen_at) VALUES (?, ?, ?, ?, ?)
+       ON CONFLICT(tbl, id) DO UPDATE SET origin = excluded.origin, is_foreign = excluded.is_foreign, seen_at = excluded.seen_at`,
+    );
+    this.#isActive = setting(this.#db, "foreign") !== null;
+  }
+
+  get isActive(): boolean {
+    return this.#isActive;
+  }
+
+  /** A foreign peer is configured or was heard. Remembered: what it sent may still need an answer. */
+  activate(nowMs: number): void {
+    if (this.#isActive) return;
+    setSetting(this.#db, "foreign", nowMs);
+    this.#isActive = true;
+  }
+
+  forget(): void {
+    this.#isActive = setting(this.#db, "foreign") !== null;
+  }
+
+  /** Rule 1: a foreign change lost against the row that stands here. Returns entries made. */
+  answerWithRow(table: SyncedTable, id: string, nowMs: number): number {
+    return this.#isActive ? this.#announce(table, id, nowMs) : 0;
+  }
+
+  /** Rule 1: a foreign write at or below a tombstone; `refused` is its row as JSON. */
+  answerWithDelete(
+    table: SyncedTable,
+    id: string,
+    version: number,
+    refused: string,
+    nowMs: number,
+  ): number {
+    if (!this.#isActive) return 0;
+    const known = this.#find.get(table.key, id);
+    if (known && isWithin(nowMs, known.announced_at, ANNOUNCE_PAUSE_MS))
+      return this.#hold(table, id, known, nowMs);
+    this.#log.announceDelete(table, id, this.#rowWithVersion(table, refused, version));
+    this.#schedule(table, id, nowMs);
+    return 1;
+  }
+
+  /** Rule 2: a tie with different content; the row that stands here now goes to everyone, one above. */
+  answerTie(writer: TableWriter, id: string, version: number, nowMs: number): number {
+    if (!this.#isActive) return 0;
+    writer.setVersion(id, version + 1);
+    return this.#announce(writer.table, id, nowMs);
+  }
+
+  /** Rule 3: keeps where the last change of a row came from, and contests what came from two places. */
+  note(table: SyncedTable, id: string, origin: Origin, isDelete: boolean, nowMs: number): void {
+    if (!this.#isActive) return;
+    const before = this.#origin.get(table.key, id);
+    this.#setOrigin.run(table.key, id, origin.name, origin.isForeign ? 1 : 0, nowMs);
+    if (before === null || before.origin === origin.name) return;
+    if (!isDelete && before.is_foreign === 0 && !origin.isForeign) return;
+    const known = this.#find.get(table.key, id);
+    const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
+    this.#put.run(
+      table.key,
+      id,
+      1,
+      nowMs,
+      known?.announced_at ?? 0,
+      known ? Math.min(known.due_at, dueMs) : dueMs,
+    );
+  }
+
+  /** Announces what is due; `tableOf` finds a synced table by its key. Returns entries made. */
+  runDue(tableOf: (key: string) => SyncedTable | undefined, nowMs: number): number {
+    const due = this.#db
+      .query<{ tbl: string; id: string; step: number }, [number]>(
+        `SELECT tbl, id, step FROM _hooksync_contested WHERE due_at <= ? ORDER BY due_at LIMIT ${DUE_ROWS_MAX}`,
+      )
+      .all(nowMs);
+    let entries = 0;
+    for (const { tbl, id, step } of due) {
+      const table = tableOf(tbl);
+      if (table === undefined || !this.#emit(table, id)) {
+        this.#db.query("DELETE FROM _hooksync_contested WHERE tbl = ? AND id = ?").run(tbl, id);
+        continue;
+      }
+      entries++;
+      const pause = REPEAT_PAUSES_MS[Math.min(step, REPEAT_PAUSES_MS.length - 1)]!;
+      this.#db
+        .query(
+          "UPDATE _hooksync_contested SET step = step + 1, announced_at = ?, due_at = ? WHERE tbl = ? AND id = ?",
+        )
+        .run(nowMs, nowMs + pause, tbl, id);
+    }
+    return entries;
+  }
+
+  /** When the next announcement is due, or undefined. */
+  nextDueMs(): number | undefined {
+    if (!this.#isActive) return undefined;
+    return (
+      this.#db
+        .query<{ at: number | null }, []>("SELECT min(due_at) AS at FROM _hooksync_contested")
+        .get()!.at ?? undefined
+    );
+  }
+
+  /** Every foreign peer has shown since `quietMs` that it has nothing left to send: no more repeats. */
+  quietSince(quietMs: number): void {
+    this.#db.query("DELETE FROM _hooksync_contested WHERE since < ? AND step > 0").run(quietMs);
+    this.#db.query("DELETE FROM _hooksync_origins WHERE seen_at < ?").run(quietMs);
+  }
+
+  /** Whether the health of foreign peers should be read: something waits for their quiet. */
+  get isWaiting(): boolean {
+    return (
+      this.#isActive &&
+      this.#db
+        .query(
+          "SELECT 1 FROM _hooksync_contested UNION ALL SELECT 1 FROM _hooksync_origins LIMIT 1",
+        )
+        .get() !== null
+    );
+  }
+
+  #announce(table: SyncedTable, id: string, nowMs: number): number {
+    const known = this.#find.get(table.key, id);
+    if (known && isWithin(nowMs, known.announced_at, ANNOUNCE_PAUSE_MS))
+      return this.#hold(table, id, known, nowMs);
+    if (!this.#emit(table, id)) return 0;
+    this.#schedule(table, id, nowMs);
+    return 1;
+  }
+
+  /** H1. Step 0 is the held one; after it the schedule begins. */
+  #hold(table: SyncedTable, id: string, known: ContestedRow, nowMs: number): number {
+    const dueMs = Math.min(known.due_at, known.announced_at + ANNOUNCE_PAUSE_MS);
+    this.#put.run(table.key, id, 0, nowMs, known.announced_at, dueMs);
+    return 0;
+  }
+
+  #schedule(table: SyncedTable, id: string, nowMs: number): void {
+    this.#put.run(table.key, id, 1, nowMs, nowMs, nowMs + REPEAT_PAUSES_MS[0]!);
+  }
+
+  /** The row as it stands, or its tombstone. */
+  #emit(table: SyncedTable, id: string): boolean {
+    if (this.#log.announceRow(table, id)) return true;
+    const version = this.#tombstones.versionOf(table.key, id);
+    if (version === undefined) return false;
+    this.#log.announceDelete(
+      table,
+      id,
+      JSON.stringify({ [table.id.name]: id, [table.version.name]: version }),
+    );
+    return true;
+  }
+
+  #rowWithVersion(table: SyncedTable, row: string, version: number): string {
+    return this.#db
+      .query<{ json: string }, [string, number]>(
+        `SELECT ${withVersionSql(table, "?", "?")} AS json`,
+      )
+      .get(row, version)!.json;
+  }
+}
+
+function isWithin(nowMs: number, thenMs: number, spanMs: number): boolean {
+  return nowMs >= thenMs && nowMs - thenMs < spanMs;
+}

@@ -1,0 +1,152 @@
+/**
+ * The tables a node keeps, in numbered steps. Four of them belong to the contract (PROTOCOL.md,
+ * "Tables every node has"): nodes of other makes open the same file, so those keep their columns and
+ * only gain some of ours. Everything else is ours and starts with `_hooksync`.
+ */
+import type { Database } from "bun:sqlite";
+import { HookSyncError } from "../base/errors.ts";
+
+const CONTRACT_TABLES: Readonly<Record<string, readonly string[]>> = {
+  _meta: ["key", "value"],
+  _changes: ["change_id", "op", "row_id", "row_data"],
+  _dead_letter: ["dead_id", "op", "row_id", "row_data"],
+  _peer_state: ["peer_url", "last_acked"],
+};
+
+const CREATE_CONTRACT_SQL = `
+  CREATE TABLE IF NOT EXISTS _meta(key TEXT PRIMARY KEY, value INTEGER);
+  CREATE TABLE IF NOT EXISTS _changes(
+    change_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    op TEXT, table_name TEXT, row_id TEXT, row_data TEXT);
+  CREATE TABLE IF NOT EXISTS _dead_letter(
+    dead_id INTEGER PRIMARY KEY AUTOINCREMENT,
+    op TEXT, row_id TEXT, row_data TEXT, failed_at INTEGER, retry_count INTEGER DEFAULT 0);
+  CREATE TABLE IF NOT EXISTS _peer_state(peer_url TEXT PRIMARY KEY, last_acked INTEGER DEFAULT 0);
+  CREATE TABLE IF NOT EXISTS _hooksync(key TEXT PRIMARY KEY, value) WITHOUT ROWID;`;
+
+/** Columns of ours beside those of the contract, and those that older layouts lack. */
+const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: string])[] = [
+  ["_changes", "table_name", "TEXT"],
+  // The version the write replaced, as the trigger saw it; without a type, it is kept as it was.
+  ["_changes", "was", ""],
+  ["_dead_letter", "failed_at", "INTEGER"],
+  ["_dead_letter", "retry_count", "INTEGER DEFAULT 0"],
+  ["_dead_letter", "direction", "TEXT"],
+  ["_dead_letter", "peer", "TEXT"],
+  ["_dead_letter", "table_name", "TEXT"],
+  ["_dead_letter", "reason", "TEXT"],
+  ["_dead_letter", "code", "TEXT"],
+  ["_dead_letter", "version", "INTEGER"],
+  ["_dead_letter", "change", "TEXT"],
+  ["_dead_letter", "parked_at", "INTEGER"],
+  ["_dead_letter", "retry_at", "INTEGER"],
+  ["_peer_state", "prev", "INTEGER DEFAULT 0"],
+  ["_peer_state", "node_id", "TEXT"],
+  ["_peer_state", "db_id", "TEXT"],
+  ["_peer_state", "make", "TEXT"],
+];
+
+const MIGRATIONS: readonly string[] = [
+  `
+  CREATE TABLE _hooksync_noted(tbl, id, version, row, at, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+  CREATE TABLE _hooksync_tombstones(
+    tbl TEXT, id TEXT, version INTEGER, deleted_at INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+  CREATE TABLE _hooksync_columns(
+    tbl TEXT, id TEXT, col TEXT, version INTEGER, value TEXT, PRIMARY KEY(tbl, id, col)) WITHOUT ROWID;
+  CREATE TABLE _hooksync_marks(db TEXT PRIMARY KEY, batch_id INTEGER, hash TEXT) WITHOUT ROWID;
+  CREATE TABLE _hooksync_origins(
+    tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, seen_at INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+  CREATE TABLE _hooksync_contested(
+    tbl TEXT, id TEXT, step INTEGER, since INTEGER, announced_at INTEGER, due_at INTEGER,
+    PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+  CREATE INDEX _hooksync_contested_due ON _hooksync_contested(due_at);
+  CREATE TABLE _hooksync_left_out(peer TEXT, tbl TEXT, changes INTEGER, PRIMARY KEY(peer, tbl)) WITHOUT ROWID;
+  CREATE INDEX _hooksync_parked ON _dead_letter(direction, table_name, row_id);
+  `,
+];
+
+/** Refuses, before anything is written, a file whose tables of these names are somebody else's. */
+export function refuseOtherShapes(db: Database): void {
+  for (const [table, wanted] of Object.entries(CONTRACT_TABLES)) {
+    const columns = columnNames(db, table);
+    if (columns.length === 0) continue;
+    const missing = wanted.filter((column) => !columns.includes(column));
+    if (missing.length === 0) continue;
+    throw new HookSyncError(
+      "file-foreign-tables",
+      `the file has a table ${table} without the column ${missing.join(", ")}: it belongs to another program`,
+      `Rename that table; hook-sync needs the name ${table} for itself.`,
+    );
+  }
+  const version = migrationLevel(db);
+  if (version > MIGRATIONS.length) {
+    throw new HookSyncError(
+      "file-newer",
+      `the file was used by a newer hook-sync (its level is ${version}, this program knows ${MIGRATIONS.length})`,
+      "Start it with that version or a later one.",
+    );
+  }
+}
+
+/** Brings the tables up to date. Runs inside the caller's transaction; a repeat changes nothing. */
+export function migrate(db: Database): void {
+  db.run(CREATE_CONTRACT_SQL);
+  for (const [table, column, type] of ADDED_COLUMNS) {
+    if (columnNames(db, table).includes(column)) continue;
+    db.run(`ALTER TABLE ${table} ADD COLUMN "${column}" ${type}`);
+    // Single-table nodes log no table name: everything is items.
+    if (table === "_changes" && column === "table_name")
+      db.run("UPDATE _changes SET table_name = 'items'");
+  }
+  for (let level = migrationLevel(db); level < MIGRATIONS.length; level++) {
+    db.run(MIGRATIONS[level]!);
+    setSetting(db, "level", level + 1);
+  }
+  db.run(
+    "INSERT INTO _meta(key, value) VALUES ('syncing', 0) ON CONFLICT(key) DO UPDATE SET value = 0",
+  );
+}
+
+function migrationLevel(db: Database): number {
+  if (columnNames(db, "_hooksync").length === 0) return 0;
+  return Number(setting(db, "level") ?? 0);
+}
+
+function columnNames(db: Database, table: string): string[] {
+  return db
+    .prepare<{ name: string }, [string]>("SELECT name FROM pragma_table_info(?)")
+    .all(table)
+    .map((column) => column.name);
+}
+
+/** Whether this file has been a node's before, of any make. */
+export function wasSynced(db: Database): boolean {
+  return columnNames(db, "_changes").length > 0;
+}
+
+/** One value of ours that lives in the file. */
+export function setting(db: Database, key: string): string | number | null {
+  const row = db
+    .prepare<{ value: string | number | null }, [string]>(
+      "SELECT value FROM _hooksync WHERE key = ?",
+    )
+    .get(key);
+  return row?.value ?? null;
+}
+
+export function setSetting(db: Database, key: string, value: string | number): void {
+  db.prepare(
+    "INSERT INTO _hooksync(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
+  ).run(key, value);
+}
+
+/** Takes everything of ours and of the contract out of the file; data and user triggers stay. */
+export function dropOwnTables(db: Database): void {
+  const names = db
+    .prepare<{ name: string }, []>(
+      `SELECT name FROM sqlite_master WHERE type = 'table'
+       AND (name LIKE '\\_hooksync%' ESCAPE '\\' OR name IN ('_meta', '_changes', '_dead_letter', '_peer_state'))`,
+    )
+    .all();
+  for (const { name } of names) db.run(`DROP TABLE "${name}"`);
+}

@@ -1,0 +1,219 @@
+/**
+ * From a path to an open database, or one clear reason why not. What can be refused is refused
+ * before anything is written: a typed-in path must never turn somebody's file into a node's.
+ */
+import { Database } from "bun:sqlite";
+import {
+  accessSync,
+  closeSync,
+  constants,
+  existsSync,
+  openSync,
+  readSync,
+  realpathSync,
+  statSync,
+} from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { HookSyncError } from "../base/errors.ts";
+import { isBusy, sqliteCode } from "./write-queue.ts";
+
+/** Held while a node uses a file; free again when the process ends, however it ends. */
+export interface FileLock {
+  release(): void;
+}
+
+/** W3 of write-queue.ts: the event loop never waits longer for another program's lock. */
+const BUSY_TIMEOUT_MS = 5;
+/** While opening nothing else waits for us, and another program may be at work. */
+const OPENING_BUSY_TIMEOUT_MS = 5_000;
+/** 32 MiB: holds the inner pages of ten million rows; SQLite's default of 2 MB does not. */
+const CACHE_KIB = 32_768;
+
+// `query` keeps statements by their text; the default of 20 would prepare most of ours every time.
+Database.MAX_QUERY_CACHE_SIZE = 1_000;
+
+/** The real path of a database that may not exist yet. Throws where it cannot be one. */
+export function resolvePath(path: string): string {
+  if (existsSync(path)) {
+    const real = realpathSync(path);
+    if (statSync(real).isDirectory()) {
+      throw new HookSyncError(
+        "file-not-a-database",
+        `${path} is a folder`,
+        "Give the path of a file.",
+      );
+    }
+    refuseOtherFormats(real);
+    refuseReadOnly(real);
+    return real;
+  }
+  const folder = dirname(path);
+  if (!existsSync(folder)) {
+    throw new HookSyncError(
+      "file-missing-folder",
+      `the folder of ${path} does not exist`,
+      `Make it first: mkdir -p ${folder}`,
+    );
+  }
+  const real = join(realpathSync(folder), basename(path));
+  try {
+    accessSync(dirname(real), constants.W_OK);
+  } catch {
+    throw new HookSyncError(
+      "file-read-only",
+      `${path} cannot be made: its folder is read-only`,
+      "Check the folder's permissions.",
+    );
+  }
+  return real;
+}
+
+function refuseOtherFormats(path: string): void {
+  const header = Buffer.alloc(16);
+  const file = openFile(path);
+  const length = readSync(file, header, 0, 16, 0);
+  closeSync(file);
+  // A file of zero bytes is a fresh database.
+  if (length === 0 || header.toString("latin1") === "SQLite format 3\0") return;
+  throw new HookSyncError(
+    "file-not-a-database",
+    `${path} is not an SQLite database`,
+    "Give another path with --db.",
+  );
+}
+
+function openFile(path: string): number {
+  try {
+    return openSync(path, "r");
+  } catch (error) {
+    throw new HookSyncError(
+      "file-read-only",
+      `${path} cannot be read: ${(error as Error).message}`,
+      "Check its permissions.",
+    );
+  }
+}
+
+function refuseReadOnly(path: string): void {
+  try {
+    accessSync(path, constants.W_OK);
+    accessSync(dirname(path), constants.W_OK);
+  } catch {
+    throw new HookSyncError(
+      "file-read-only",
+      `${path} (or its folder) is read-only`,
+      "A node writes to its file and beside it (-wal, -shm): check the permissions.",
+    );
+  }
+}
+
+/**
+ * Claims the file for this process. There is no flock here; a second database, locked by SQLite
+ * itself, does the same and is freed by the system after kill -9. It is left behind on purpose:
+ * deleting it while another process opens it would let both in.
+ */
+export function lockFile(path: string): FileLock {
+  const lockPath = `${path}.hook-sync-lock`;
+  const lock = new Database(lockPath, { create: true });
+  try {
+    lock.run("PRAGMA journal_mode = MEMORY");
+    lock.run("PRAGMA locking_mode = EXCLUSIVE");
+    lock.run("BEGIN EXCLUSIVE");
+  } catch (error) {
+    lock.close();
+    if (!isBusy(error)) throw error;
+    throw new HookSyncError(
+      "file-in-use",
+      `${path} is in use by another hook-sync node`,
+      "Stop that one first, or give this one its own file with --db.",
+    );
+  }
+  return {
+    release: () => {
+      lock.run("ROLLBACK");
+      lock.close(true);
+    },
+  };
+}
+
+export interface OpenOptions {
+  readonly path: string;
+  readonly synchronous: "full" | "normal";
+}
+
+/** The one writing connection. WAL, and never a long wait for a lock once `doneOpening` was called. */
+export function openDatabase(options: OpenOptions): Database {
+  const db = new Database(options.path, { create: true, strict: true });
+  try {
+    db.run(`PRAGMA busy_timeout = ${OPENING_BUSY_TIMEOUT_MS}`);
+    db.run(`PRAGMA cache_size = -${CACHE_KIB}`);
+    // Reads the header: damage and other formats show here.
+    db.prepare("SELECT count(*) FROM sqlite_master").get();
+    return db;
+  } catch (error) {
+    db.close();
+    throw openError(options.path, error);
+  }
+}
+
+/** Once nothing speaks against using the file: how it is written from now on. */
+export function setJournal(db: Database, options: OpenOptions): void {
+  db.run("PRAGMA journal_mode = WAL");
+  db.run(`PRAGMA synchronous = ${options.synchronous.toUpperCase()}`);
+}
+
+export function doneOpening(db: Database): void {
+  db.run(`PRAGMA busy_timeout = ${BUSY_TIMEOUT_MS}`);
+}
+
+/** A connection that only reads, for the shipper and for long looks. */
+export function openReader(path: string): Database {
+  const db = new Database(path, { readonly: true, strict: true });
+  db.run(`PRAGMA busy_timeout = ${OPENING_BUSY_TIMEOUT_MS}`);
+  db.run("PRAGMA query_only = ON");
+  return db;
+}
+
+export function openError(path: string, error: unknown): HookSyncError {
+  if (error instanceof HookSyncError) return error;
+  const code = sqliteCode(error);
+  const text = error instanceof Error ? error.message : String(error);
+  if (code === "SQLITE_NOTADB") {
+    return new HookSyncError(
+      "file-not-a-database",
+      `${path} is not an SQLite database`,
+      "Give another path with --db.",
+      error,
+    );
+  }
+  if (code.startsWith("SQLITE_CORRUPT")) {
+    return new HookSyncError(
+      "file-damaged",
+      `${path} is damaged: ${text}`,
+      "Restore it from a backup, or start from a copy of another node's file.",
+      error,
+    );
+  }
+  if (isBusy(error)) {
+    return new HookSyncError(
+      "busy",
+      `another program holds ${path} locked`,
+      "End its transaction and try again.",
+      error,
+    );
+  }
+  if (code.startsWith("SQLITE_READONLY") || code === "SQLITE_CANTOPEN" || code === "SQLITE_PERM") {
+    return new HookSyncError(
+      "file-read-only",
+      `${path} cannot be written: ${text}`,
+      "Check its permissions and those of its folder.",
+      error,
+    );
+  }
+  return new HookSyncError(
+    "store-failed",
+    `${path} cannot be used: ${text}`,
+    "See the message; nothing was changed.",
+    error,
+  );
+}

@@ -1,0 +1,123 @@
+/**
+ * What this node knows of its peers, in the contract's `_peer_state` and in marks of our own: how far
+ * each has acknowledged our log, and how far we have committed each sender's. The shipper works from
+ * memory; this is where it starts again.
+ */
+import type { Database } from "bun:sqlite";
+import type { Mark } from "../protocol/identity.ts";
+import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
+
+export interface PeerRow {
+  readonly url: string;
+  readonly lastAcked: number;
+  readonly make: string | null;
+}
+
+interface StateRow {
+  peer_url: string;
+  last_acked: number | null;
+  prev: number | null;
+  make: string | null;
+}
+
+/** Tables, watermarks and marks; every method that writes runs inside the caller's transaction. */
+export class Peers {
+  readonly #db: Database;
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /**
+   * Makes the file agree with the configuration: one row per configured peer, found again under another
+   * spelling of its address, and none for peers that are gone, so that they no longer hold the log.
+   * `normalise` is the configuration's own way of spelling. Returns where shipping goes on, and who is new.
+   */
+  configure(
+    urls: readonly string[],
+    normalise: (url: string) => string | undefined,
+  ): { starts: PeerStart[]; added: string[] } {
+    const rows = this.#db
+      .query<StateRow, []>("SELECT peer_url, last_acked, prev, make FROM _peer_state")
+      .all();
+    const known = new Map<string, StateRow>();
+    for (const row of rows) {
+      const url = normalise(row.peer_url) ?? row.peer_url;
+      const other = known.get(url);
+      // Two spellings of one peer: what the further one acknowledged, it has.
+      if (!other || (row.last_acked ?? 0) > (other.last_acked ?? 0)) known.set(url, row);
+    }
+    this.#db.run("DELETE FROM _peer_state");
+    const insert = this.#db.query(
+      "INSERT INTO _peer_state(peer_url, last_acked, prev, make) VALUES (?, ?, ?, ?)",
+    );
+    const starts = urls.map((url): PeerStart => {
+      const row = known.get(url);
+      const start = { url, watermark: row?.last_acked ?? 0, prev: row?.prev ?? 0 };
+      insert.run(url, start.watermark, start.prev, row?.make ?? null);
+      return start;
+    });
+    return { starts, added: urls.filter((url) => !known.has(url)) };
+  }
+
+  rows(): PeerRow[] {
+    return this.#db
+      .query<PeerRow, []>(
+        "SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make FROM _peer_state",
+      )
+      .all();
+  }
+
+  /** A watermark never moves back. */
+  move(url: string, through: number, ackedBatchId: number | undefined): void {
+    this.#db
+      .query(
+        "UPDATE _peer_state SET last_acked = max(coalesce(last_acked, 0), ?), prev = coalesce(?, prev) WHERE peer_url = ?",
+      )
+      .run(through, ackedBatchId ?? null, url);
+  }
+
+  learn(health: PeerHealth): void {
+    this.#db
+      .query("UPDATE _peer_state SET node_id = ?, db_id = ?, make = ? WHERE peer_url = ?")
+      .run(
+        health.nodeId ?? null,
+        health.identity?.db ?? null,
+        health.identity ? "ours" : "foreign",
+        health.url,
+      );
+  }
+
+  /** Deletes what every peer needs no more; without peers nothing. Returns how far. */
+  prune(): number {
+    const least = this.#db
+      .query<{ through: number | null }, []>(
+        "SELECT min(coalesce(last_acked, 0)) AS through FROM _peer_state",
+      )
+      .get()!.through;
+    if (least === null || least === 0) return 0;
+    const { changes } = this.#db.query("DELETE FROM _changes WHERE change_id <= ?").run(least);
+    return changes > 0 ? least : 0;
+  }
+
+  /** The largest batch id committed from this sender's file, with the hash of its last change. */
+  mark(dbId: string): Mark {
+    const row = this.#db
+      .query<{ batch_id: number; hash: string }, [string]>(
+        "SELECT batch_id, hash FROM _hooksync_marks WHERE db = ?",
+      )
+      .get(dbId);
+    return row ? { batchId: row.batch_id, hash: row.hash } : { batchId: 0, hash: "0" };
+  }
+
+  /** Never moves back: batches may arrive late and twice. */
+  setMark(dbId: string, mark: Mark): void {
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_marks(db, batch_id, hash) VALUES (?, ?, ?)
+         ON CONFLICT(db) DO UPDATE SET batch_id = excluded.batch_id, hash = excluded.hash
+         WHERE excluded.batch_id >= batch_id`,
+      )
+      .run(dbId, mark.batchId, mark.hash);
+  }
+}

@@ -1,0 +1,53 @@
+/**
+ * The SQL that turns a row into the JSON text of the log and of the REST answers, exact for every
+ * value on every SQLite since 3.24 (DESIGN.md, "Capture triggers" and "Values on the wire").
+ *
+ * A BLOB becomes the string `\x` + hex whose backslash is written as the escape \u005c. Readers of
+ * any make see the plain string; we still see, in the stored text, that it was a BLOB and not a text
+ * of the same characters (json_quote writes that one as \\), without another column.
+ */
+import { quoteName, quoteText } from "./sql.ts";
+
+/** How the text of a stored BLOB begins, quote included. */
+export const BLOB_MARK = '"\\u005cx';
+
+/** What `columnsJson` needs to know of a column. */
+export interface JsonColumn {
+  readonly name: string;
+  /** What may stand in it besides NULL and integers; narrower is faster. */
+  readonly holds: "text" | "anything";
+}
+
+/** Old builds take at most 127 arguments; with more the whole file becomes unreadable to them. */
+const COLUMNS_PER_CALL_MAX = 60;
+
+/** A JSON object of all columns of `alias` (NEW, OLD, or a table's name or alias). */
+export function rowJsonSql(alias: string, columns: readonly JsonColumn[]): string {
+  const calls: string[] = [];
+  for (let at = 0; at < columns.length; at += COLUMNS_PER_CALL_MAX) {
+    const part = columns.slice(at, at + COLUMNS_PER_CALL_MAX);
+    const members = part.map(
+      (column) =>
+        `${quoteText(column.name)}, ${valueSql(`${alias}.${quoteName(column.name)}`, column.holds)}`,
+    );
+    calls.push(`json_object(${members.join(", ")})`);
+  }
+  if (calls.length === 1) return calls[0]!;
+  const inner = calls.map((call) => `substr(${call}, 2, length(${call}) - 2)`);
+  // length() of a JSON text is safe: a NUL in a value is written as an escape.
+  return `'{' || ${inner.join(" || ',' || ")} || '}'`;
+}
+
+function valueSql(value: string, holds: JsonColumn["holds"]): string {
+  const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${value})) || '"')`;
+  if (holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${value} END`;
+  return `CASE typeof(${value}) WHEN 'real' THEN ${realSql(value)} ${blob} ELSE ${value} END`;
+}
+
+/** 20 digits are exact on old and new builds; an infinity is a number that overflows to it again. */
+function realSql(value: string): string {
+  return (
+    `json(CASE WHEN abs(${value}) <= 1.7976931348623157e308 THEN printf('%!.20g', ${value}) ` +
+    `WHEN ${value} > 0 THEN '9.0e+999' ELSE '-9.0e+999' END)`
+  );
+}

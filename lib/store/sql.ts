@@ -1,0 +1,91 @@
+/**
+ * The only place where names become SQL text, and a small lexer for the SQL that other people
+ * wrote (triggers, indexes), so that a name in a string or a comment is never taken for a name.
+ */
+
+/** `name` as an identifier, whatever it holds. */
+export function quoteName(name: string): string {
+  return `"${name.replaceAll('"', '""')}"`;
+}
+
+/** `text` as a string literal. A NUL would end the SQL text, so it is written as char(0). */
+export function quoteText(text: string): string {
+  return text
+    .split("\0")
+    .map((part) => `'${part.replaceAll("'", "''")}'`)
+    .join(" || char(0) || ");
+}
+
+/** SQLite compares names of tables and columns by ASCII case only. */
+export function nameKey(name: string): string {
+  return name.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
+}
+
+export interface Token {
+  readonly kind: "name" | "quoted-name" | "text" | "number" | "symbol";
+  /** The name without its quotes, or the token as it stands. */
+  readonly value: string;
+  /** Where it stands in the source. */
+  readonly start: number;
+  readonly end: number;
+}
+
+const TOKEN =
+  /\s+|--[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|[\p{L}_$@:?\u0080-\uffff][\p{L}\p{N}_$\u0080-\uffff]*|\d[\w.]*|\|\||<>|[<>!=]=|[\s\S]/gu;
+
+/** The tokens of an SQL text, blanks and comments left out. */
+export function tokenize(sql: string): Token[] {
+  const tokens: Token[] = [];
+  for (const match of sql.matchAll(TOKEN)) {
+    const text = match[0];
+    const start = match.index;
+    const end = start + text.length;
+    const first = text[0]!;
+    if (/\s/.test(first) || text.startsWith("--") || text.startsWith("/*")) continue;
+    if (first === "'") tokens.push({ kind: "text", value: text, start, end });
+    else if (first === '"' || first === "`" || first === "[") {
+      tokens.push({ kind: "quoted-name", value: unquoteName(text), start, end });
+    } else if (/[\p{L}_\u0080-\uffff]/u.test(first)) {
+      tokens.push({ kind: "name", value: text, start, end });
+    } else if (/\d/.test(first)) tokens.push({ kind: "number", value: text, start, end });
+    else tokens.push({ kind: "symbol", value: text, start, end });
+  }
+  return tokens;
+}
+
+function unquoteName(text: string): string {
+  const inner = text.slice(1, -1);
+  if (text[0] === '"') return inner.replaceAll('""', '"');
+  if (text[0] === "`") return inner.replaceAll("``", "`");
+  return inner;
+}
+
+/** Whether a token is this keyword (never a quoted name). */
+export function isWord(token: Token | undefined, word: string): boolean {
+  return token?.kind === "name" && token.value.toUpperCase() === word;
+}
+
+/**
+ * The tables that a trigger's body writes, as `nameKey`s. Reads `INSERT|REPLACE INTO t`,
+ * `UPDATE [OR …] t`, `DELETE FROM t` after the trigger's BEGIN.
+ */
+export function tablesWrittenBy(triggerSql: string): Set<string> {
+  const tokens = tokenize(triggerSql);
+  const begin = tokens.findIndex((token) => isWord(token, "BEGIN"));
+  const written = new Set<string>();
+  for (let i = begin + 1; i < tokens.length; i++) {
+    const previous = tokens[i - 1];
+    const startsStatement =
+      i === begin + 1 ||
+      (previous?.kind === "symbol" && (previous.value === ";" || previous.value === ")"));
+    let at = -1;
+    if (isWord(tokens[i], "INTO")) at = i + 1;
+    else if (isWord(tokens[i], "DELETE") && isWord(tokens[i + 1], "FROM")) at = i + 2;
+    else if (isWord(tokens[i], "UPDATE") && startsStatement) {
+      at = isWord(tokens[i + 1], "OR") ? i + 3 : i + 1;
+    }
+    const target = tokens[at];
+    if (target && target.kind !== "symbol") written.add(nameKey(target.value));
+  }
+  return written;
+}

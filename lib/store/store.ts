@@ -1,0 +1,468 @@
+/**
+ * One node's file, opened: the parts of lib/store wired together, and the order in which they work
+ * inside a transaction. Everything that writes goes through `queue`; everything that happens by itself
+ * (retries, repeats, announcements, forgetting) is a step of `runDue`, called by the node's timer.
+ */
+import type { Database } from "bun:sqlite";
+import type { Clock, Timers } from "../base/clock.ts";
+import { HookSyncError } from "../base/errors.ts";
+import type { Random } from "../base/random.ts";
+import type { Identity } from "../protocol/identity.ts";
+import type { PeerHealth } from "../protocol/peer.ts";
+import {
+  type AskedTables,
+  countOddIds,
+  decideSelection,
+  liftRevived,
+  prepareFile,
+  zeroNullStamps,
+} from "./adopt.ts";
+import { Announcer } from "./announce.ts";
+import { Applier, type ApplyEvent } from "./apply.ts";
+import type { Survey } from "./catalog.ts";
+import { ChangeLog } from "./change-log.ts";
+import { ColumnNotes } from "./column-notes.ts";
+import { DeadLetters } from "./dead-letters.ts";
+import { Healing, LOCAL_ORIGIN } from "./healing.ts";
+import { setSetting, setting } from "./migrations.ts";
+import { doneOpening, openDatabase, openError, setJournal } from "./open.ts";
+import { Peers } from "./peers.ts";
+import { Repository } from "./repository.ts";
+import type { SyncedTable } from "./schema.ts";
+import { type SettleEvent, Settler } from "./settle.ts";
+import { nameKey } from "./sql.ts";
+import { Tombstones } from "./tombstones.ts";
+import { type WriteMode, WriteQueue } from "./write-queue.ts";
+
+export interface StoreOptions {
+  /** From resolvePath. */
+  readonly path: string;
+  readonly nodeId: string;
+  readonly asked: AskedTables;
+  readonly schemaSql: string | undefined;
+  readonly synchronous: "full" | "normal";
+  readonly parkedBytesMax: number;
+  readonly tombstoneRetentionMs: number;
+  readonly acceptOldFile: boolean;
+  readonly clock: Clock;
+  readonly timers: Timers;
+  readonly random: Random;
+  readonly onEvent: (event: SettleEvent | ApplyEvent) => void;
+  /** After a commit: the log is settled up to here; `rewritten` as in shipper/messages.ts. */
+  readonly onCommit: (settledThrough: number, rewritten: boolean) => void;
+}
+
+/** What the shipper says of a peer; see `moved` in shipper/messages.ts. */
+export interface Move {
+  readonly peer: string;
+  readonly through: number;
+  readonly ackedBatchId?: number;
+  readonly refusal?: {
+    readonly changeIds: readonly number[];
+    readonly reason: string;
+    readonly attempts: number;
+  };
+}
+
+/** Behind a hub nobody can tell when every foreign node has had all: keep tombstones this much longer. */
+const HUB_RETENTION_FACTOR = 10;
+/** How often the file remembers that it was open. */
+const OPEN_STAMP_MS = 600_000;
+/** Tombstones forgotten per step. */
+const FORGET_ROWS_MAX = 5_000;
+/** A change that waits for another row is looked at this often, also when no batch arrives. */
+const WAITING_PAUSE_MS = 5_000;
+
+export class Store {
+  readonly db: Database;
+  readonly queue: WriteQueue;
+  readonly repository: Repository;
+  readonly applier: Applier;
+  readonly healing: Healing;
+  readonly deadLetters: DeadLetters;
+  readonly peers: Peers;
+  readonly log: ChangeLog;
+  readonly dbId: string;
+  /** Rows that got version 0 at adoption, by table. */
+  readonly zeroed: ReadonlyMap<string, number>;
+  readonly #options: StoreOptions;
+  readonly #settler: Settler;
+  readonly #tombstones: Tombstones;
+  readonly #columnNotes: ColumnNotes;
+  readonly #announcer: Announcer;
+  #dueMs: number | undefined = 0;
+  #stampedMs = 0;
+  #hasNewColumns = true;
+
+  /** Whether the file can be used at all, and by which tables; nothing is written. */
+  static inspect(path: string, asked: AskedTables): void {
+    const db = openDatabase({ path, synchronous: "full" });
+    try {
+      decideSelection(db, asked);
+    } catch (error) {
+      throw openError(path, error);
+    } finally {
+      db.close();
+    }
+  }
+
+  static open(options: StoreOptions): Store {
+    const db = openDatabase(options);
+    try {
+      decideSelection(db, options.asked);
+      setJournal(db, options);
+      return new Store(db, options);
+    } catch (error) {
+      db.close();
+      throw openError(options.path, error);
+    }
+  }
+
+  private constructor(db: Database, options: StoreOptions) {
+    const { clock, timers, random } = options;
+    this.db = db;
+    this.#options = options;
+    const selection = prepareFile(db, options);
+    this.#refuseForgotten();
+    this.dbId = this.#identify(random);
+    this.#tombstones = new Tombstones(db);
+    this.#columnNotes = new ColumnNotes(db);
+    this.deadLetters = new DeadLetters(db, options.parkedBytesMax);
+    this.peers = new Peers(db);
+    this.log = new ChangeLog(db);
+    this.healing = new Healing({ db, log: this.log, tombstones: this.#tombstones });
+    this.#settler = new Settler({
+      db,
+      tombstones: this.#tombstones,
+      selection,
+      onEvent: options.onEvent,
+      onSurvey: () => {
+        this.#hasNewColumns = true;
+      },
+    });
+    this.applier = new Applier({
+      db,
+      survey: () => this.#settler.survey,
+      tombstones: this.#tombstones,
+      columnNotes: this.#columnNotes,
+      deadLetters: this.deadLetters,
+      healing: this.healing,
+      log: this.log,
+      onEvent: options.onEvent,
+    });
+    this.#announcer = new Announcer(db);
+    this.repository = new Repository({
+      db,
+      tombstones: this.#tombstones,
+      random,
+      nodeId: options.nodeId,
+    });
+    this.queue = new WriteQueue({
+      db,
+      clock,
+      timers,
+      hasForeignKeys: () => this.#settler.survey.foreignKeys,
+      settle: (nowMs) => this.#begin(nowMs),
+      finish: (nowMs, logged, mode) => this.#finish(nowMs, logged, mode),
+      committed: () => this.#committed(),
+      rolledBack: () => this.#rolledBack(),
+    });
+    this.#openTransaction();
+    this.zeroed = this.#zeroStamps();
+    doneOpening(db);
+  }
+
+  get survey(): Survey {
+    return this.#settler.survey;
+  }
+
+  get settledThrough(): number {
+    return this.#settler.settledThrough;
+  }
+
+  table(name: string): SyncedTable | undefined {
+    return this.#settler.survey.synced.get(nameKey(name));
+  }
+
+  identity(): Identity {
+    return { db: this.dbId };
+  }
+
+  /** DESIGN.md, "Tombstones": what was deleted meanwhile may be forgotten by everyone else. */
+  #refuseForgotten(): void {
+    const { clock, tombstoneRetentionMs, acceptOldFile, path } = this.#options;
+    const openedMs = setting(this.db, "opened_at");
+    if (openedMs === null || acceptOldFile) return;
+    const awayMs = clock.nowMs() - Number(openedMs);
+    if (awayMs <= tombstoneRetentionMs) return;
+    throw new HookSyncError(
+      "file-too-old",
+      `${path} was not open for ${Math.floor(awayMs / 86_400_000)} days, longer than deletes are remembered: rows deleted elsewhere would come back`,
+      "Start from a copy of another node's file, or give --accept-old-file if that is fine.",
+    );
+  }
+
+  /** A file opened under another --id than last time is a new one: a copy must not pass for its original. */
+  #identify(random: Random): string {
+    const { nodeId } = this.#options;
+    const known = setting(this.db, "db_id");
+    if (typeof known === "string" && setting(this.db, "node_id") === nodeId) return known;
+    const dbId = random.hex(16);
+    setSetting(this.db, "db_id", dbId);
+    setSetting(this.db, "node_id", nodeId);
+    return dbId;
+  }
+
+  /** Triggers, the pending changes of whoever used the file before, and rows revived by them. */
+  #openTransaction(): void {
+    const nowMs = this.#options.clock.nowMs();
+    const db = this.db;
+    db.run("BEGIN IMMEDIATE");
+    try {
+      db.run(
+        "INSERT INTO _hooksync(key, value) VALUES ('settled_through', 0) ON CONFLICT(key) DO NOTHING",
+      );
+      this.#adoptBadEntries(nowMs);
+      this.#settler.settle(nowMs);
+      db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
+      liftRevived(db, this.survey.synced.values(), this.log, this.#tombstones, nowMs);
+      db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
+      this.#settler.skipTo(this.log.newest());
+      this.deadLetters.wake(nowMs);
+      setSetting(db, "opened_at", nowMs);
+      db.run("COMMIT");
+      this.#settler.takeRewritten();
+    } catch (error) {
+      if (db.inTransaction) db.run("ROLLBACK");
+      throw error;
+    }
+  }
+
+  /** Entries of another make that are no JSON cannot be sent; they are kept where a person finds them. */
+  #adoptBadEntries(nowMs: number): void {
+    const bad = this.db
+      .query<{ change_id: number }, []>(
+        `SELECT change_id FROM _changes
+         WHERE row_id IS NULL OR op NOT IN ('INSERT', 'UPDATE', 'DELETE') OR op IS NULL
+            OR NOT coalesce(json_valid(row_data), op = 'DELETE') OR coalesce(json_type(row_data), 'object') <> 'object'`,
+      )
+      .all()
+      .map((row) => row.change_id);
+    if (bad.length === 0) return;
+    this.deadLetters.refuse(
+      { peer: "", changeIds: bad, reason: "the log entry is not a row as JSON", attempts: 0 },
+      nowMs,
+    );
+    this.db
+      .query("DELETE FROM _changes WHERE change_id IN (SELECT value FROM json_each(?))")
+      .run(JSON.stringify(bad));
+  }
+
+  #zeroStamps(): Map<string, number> {
+    const zeroed = new Map<string, number>();
+    for (const table of this.survey.synced.values()) {
+      const key = `zeroed:${table.key}`;
+      if (setting(this.db, key) !== null) continue;
+      const count = zeroNullStamps(this.db, table);
+      if (count > 0) zeroed.set(table.name, count);
+      setSetting(this.db, key, count);
+    }
+    return zeroed;
+  }
+
+  /** Rows whose ids are NULL or BLOBs and stay out, by table name. */
+  oddIds(): Map<string, number> {
+    const odd = new Map<string, number>();
+    for (const table of this.survey.synced.values()) {
+      const count = countOddIds(this.db, table);
+      if (count > 0) odd.set(table.name, count);
+    }
+    return odd;
+  }
+
+  // ── Inside every transaction ────────────────────────────────────────────────────────────────
+
+  #begin(nowMs: number): void {
+    const before = this.#settler.settledThrough;
+    this.#settler.settle(nowMs);
+    if (this.#hasNewColumns) this.#fillNewColumns(nowMs);
+    if (this.#settler.settledThrough !== before) this.#wroteLocally(before, nowMs);
+  }
+
+  #finish(nowMs: number, logged: number, mode: WriteMode): void {
+    const before = this.#settler.settledThrough;
+    this.#settler.finish(nowMs, logged);
+    // What apply puts into the log are announcements, not writes of this node.
+    if (mode === "local" && this.#settler.settledThrough !== before)
+      this.#wroteLocally(before, nowMs);
+  }
+
+  /** What follows from local writes: columns they carried, and where the rows now come from. */
+  #wroteLocally(sinceChangeId: number, nowMs: number): void {
+    if (this.#columnNotes.isEmpty && !this.healing.isActive) return;
+    const rows = this.db
+      .query<{ table_name: string; row_id: string; op: string }, [number]>(
+        "SELECT table_name, row_id, op FROM _changes WHERE change_id > ?",
+      )
+      .all(sinceChangeId);
+    for (const name of new Set(rows.map((row) => row.table_name))) {
+      const table = this.table(name);
+      if (!table) continue;
+      const columns = table.columns.map((column) => column.key);
+      this.#columnNotes.dropLocallyWritten(sinceChangeId, table.name, table.key, columns);
+    }
+    if (!this.healing.isActive) return;
+    for (const row of rows) {
+      const table = this.table(row.table_name);
+      if (table) this.healing.note(table, row.row_id, LOCAL_ORIGIN, row.op === "DELETE", nowMs);
+    }
+  }
+
+  /** Columns that appeared: what peers had sent for them is written, uncaptured, versions as they are. */
+  #fillNewColumns(nowMs: number): void {
+    this.#hasNewColumns = false;
+    this.deadLetters.wake(nowMs);
+    this.#dueMs = nowMs;
+    if (this.#columnNotes.isEmpty) return;
+    this.db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
+    for (const table of this.survey.synced.values()) {
+      const columns = table.columns.map((column) => column.key);
+      for (const note of this.#columnNotes.waitingFor(table.key, columns)) {
+        this.applier.writerFor(table).update(note.id, new Map([[note.col, note.value]]));
+      }
+    }
+    this.db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
+  }
+
+  #committed(): void {
+    this.#options.onCommit(this.#settler.settledThrough, this.#settler.takeRewritten());
+  }
+
+  #rolledBack(): void {
+    this.#settler.forget();
+    this.#columnNotes.forget();
+    this.deadLetters.forget();
+    this.healing.forget();
+    this.log.forget();
+    this.#hasNewColumns = true;
+  }
+
+  // ── By itself ───────────────────────────────────────────────────────────────────────────────
+
+  /** Called every `--batch-ms`: costs a microsecond while there is nothing to do. */
+  async runDue(): Promise<void> {
+    const nowMs = this.#options.clock.nowMs();
+    if (this.#settler.isBehind) await this.queue.run("apply", () => undefined);
+    if (this.#announcer.isPending) {
+      await this.queue.run("apply", (transaction) => {
+        transaction.logged(this.#announcer.runSlice(this.survey.synced, transaction.nowMs));
+      });
+    }
+    if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
+    if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
+      await this.#stampOpen();
+  }
+
+  /** Something was parked or contested: look when it is due. */
+  lookAgain(): void {
+    this.#dueMs = this.#nextDueMs(this.#options.clock.nowMs());
+  }
+
+  async #runRetries(): Promise<void> {
+    this.#dueMs = undefined;
+    await this.queue.run("apply", (transaction) => {
+      const tally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
+      this.applier.retryParked(transaction.nowMs, tally);
+      tally.logged += this.healing.runDue((key) => this.survey.synced.get(key), transaction.nowMs);
+      transaction.logged(tally.logged);
+    });
+    this.lookAgain();
+  }
+
+  #nextDueMs(nowMs: number): number | undefined {
+    const waiting =
+      this.deadLetters.waitingOnUnique().length > 0 ? nowMs + WAITING_PAUSE_MS : undefined;
+    const dues = [waiting, this.deadLetters.nextDueMs(), this.healing.nextDueMs()].filter(
+      (due) => due !== undefined,
+    );
+    return dues.length === 0 ? undefined : Math.min(...dues);
+  }
+
+  async #stampOpen(): Promise<void> {
+    this.#stampedMs = this.#options.clock.nowMs();
+    await this.queue.run("apply", (transaction) =>
+      setSetting(this.db, "opened_at", transaction.nowMs),
+    );
+  }
+
+  /**
+   * Forgets deletes that every peer has known of for the retention. `caughtUpMs`: since when every
+   * configured peer has acknowledged all we had and had nothing left for us; undefined while one has not.
+   */
+  async forgetTombstones(caughtUpMs: number | undefined, isBehindHub: boolean): Promise<number> {
+    if (caughtUpMs === undefined) return 0;
+    const retentionMs =
+      this.#options.tombstoneRetentionMs * (isBehindHub ? HUB_RETENTION_FACTOR : 1);
+    const beforeMs = Math.min(caughtUpMs, this.#options.clock.nowMs() - retentionMs);
+    return this.queue.run("apply", () => this.#tombstones.forget(beforeMs, FORGET_ROWS_MAX));
+  }
+
+  /** Makes `_peer_state` agree with the configuration; see Peers.configure. */
+  configurePeers(
+    urls: readonly string[],
+    normalise: (url: string) => string | undefined,
+  ): ReturnType<Peers["configure"]> {
+    this.db.run("BEGIN IMMEDIATE");
+    try {
+      const configured = this.peers.configure(urls, normalise);
+      if (this.peers.rows().some((peer) => peer.make === "foreign"))
+        this.healing.activate(this.#options.clock.nowMs());
+      this.db.run("COMMIT");
+      return configured;
+    } catch (error) {
+      if (this.db.inTransaction) this.db.run("ROLLBACK");
+      throw error;
+    }
+  }
+
+  /** What peers acknowledged or refused: watermarks, dead letters and pruning in one transaction. */
+  async recordMoves(moves: readonly Move[]): Promise<void> {
+    await this.queue.run("apply", (transaction) => {
+      for (const { peer, through, ackedBatchId, refusal } of moves) {
+        if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
+        this.peers.move(peer, through, ackedBatchId);
+      }
+      const pruned = this.peers.prune();
+      if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
+    });
+  }
+
+  /** A foreign peer turns healing on. */
+  async learnPeer(health: PeerHealth): Promise<void> {
+    await this.queue.run("apply", (transaction) => {
+      this.peers.learn(health);
+      if (!health.identity) this.healing.activate(transaction.nowMs);
+    });
+  }
+
+  async endRepeats(quietMs: number): Promise<void> {
+    await this.queue.run("apply", () => this.healing.quietSince(quietMs));
+  }
+
+  get hasTombstones(): boolean {
+    return this.db.query("SELECT 1 FROM _hooksync_tombstones LIMIT 1").get() !== null;
+  }
+
+  get sqliteVersion(): string {
+    return this.db.query<{ v: string }, []>("SELECT sqlite_version() AS v").get()!.v;
+  }
+
+  /** Finishes what waits, folds the -wal into the file and closes it. Readers must be closed before. */
+  async close(): Promise<void> {
+    await this.queue
+      .run("apply", (transaction) => setSetting(this.db, "opened_at", transaction.nowMs))
+      .catch(() => undefined);
+    this.queue.close();
+    this.db.close(true);
+  }
+}
