@@ -3,7 +3,8 @@
  * which Bun would read by itself.
  */
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { chmodSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { build } from "../../.ci/build.ts";
@@ -60,4 +61,90 @@ test("it reads no .env, bunfig.toml, package.json or tsconfig.json of the folder
   expect(err).toContain("from 0 to 65535");
   expect(code).toBe(2);
   expect(readdirSync(folder)).toHaveLength(4);
+});
+
+/** A running node of the executable, alone in its folder, and its address. */
+async function node(cwd: string, id: string, ...peers: string[]) {
+  const argv = ["--id", id, "--db", `${id}.db`, "--listen", "127.0.0.1:0", ...peers];
+  const child = Bun.spawn([BINARY, ...argv], {
+    cwd,
+    env: { PATH: process.env["PATH"] },
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: Bun.file(join(cwd, "stderr")),
+    timeout: 20_000,
+    killSignal: "SIGKILL",
+  });
+  let out = "";
+  for await (const chunk of child.stdout) {
+    out += new TextDecoder().decode(chunk);
+    const url = /http:\/\/127\.0\.0\.1:\d+/.exec(out)?.[0];
+    if (url !== undefined) return { url, child };
+  }
+  throw new Error(`ended without an address: ${readFileSync(join(cwd, "stderr"), "utf8")}`);
+}
+
+async function rows(url: string): Promise<unknown[]> {
+  const response = await fetch(`${url}/api/items`);
+  return (await response.json()) as unknown[];
+}
+
+/** Asks again until it is so; the test's own limit ends it otherwise. */
+async function until(probe: () => Promise<boolean>): Promise<void> {
+  while (!(await probe())) await Bun.sleep(5);
+}
+
+test("two executables, each alone in a folder, end with the same rows and stop cleanly", async () => {
+  const [here, there] = [emptyFolder(), emptyFolder()];
+  const a = await node(here, "a");
+  const b = await node(there, "b", "--peer", a.url);
+  for (const value of [1, 2, 3]) {
+    await fetch(`${b.url}/api/items`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ name: "from b", value }),
+    });
+  }
+  await until(async () => (await rows(a.url)).length === 3);
+  expect(await rows(a.url)).toEqual(await rows(b.url));
+
+  a.child.kill("SIGTERM");
+  b.child.kill("SIGTERM");
+  expect(await Promise.all([a.child.exited, b.child.exited])).toEqual([0, 0]);
+  const left = [...readdirSync(here), ...readdirSync(there)];
+  expect(left.filter((name) => /-wal|-shm/.test(name))).toEqual([]);
+});
+
+test("a file that may not be written: exit 1, one line, the file as it was", async () => {
+  const folder = emptyFolder();
+  const a = await node(folder, "a");
+  a.child.kill("SIGTERM");
+  await a.child.exited;
+  const path = join(folder, "a.db");
+  for (const [name, mode] of [
+    [SCRATCH, 0o755],
+    [BINARY, 0o755],
+    [folder, 0o555],
+    [path, 0o444],
+  ] as const) {
+    chmodSync(name, mode);
+  }
+  const before = readFileSync(path);
+  // Root may write everywhere, so somebody else tries.
+  const nobody = process.getuid?.() === 0 ? { uid: 65_534, gid: 65_534 } : {};
+  const argv = ["--id", "a", "--db", path, "--listen", "127.0.0.1:0"];
+  const child = spawn(BINARY, argv, {
+    ...nobody,
+    stdio: ["ignore", "ignore", "pipe"],
+    timeout: 4_000,
+  });
+  let err = "";
+  child.stderr.on("data", (chunk) => {
+    err += chunk;
+  });
+  const code = await new Promise((resolve) => child.on("close", resolve));
+  chmodSync(folder, 0o755);
+  expect(err).toMatch(/^hook-sync: .*a\.db.*read-only.*\n$/);
+  expect(code).toBe(1);
+  expect(readFileSync(path).equals(before)).toBe(true);
 });
