@@ -127,7 +127,7 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
       db.run("COMMIT");
       count += rows.length;
       if (rows.length < STAMP_SLICE_ROWS) break;
-      after = rows.reduce((last, row) => (row.id > last ? row.id : last), after);
+      for (const { id } of rows) if (id > after) after = id;
     } catch {
       // A trigger of the application forbids it; NULL is read as 0 anyway.
       if (db.inTransaction) db.run("ROLLBACK");

@@ -13,13 +13,7 @@
  *   A3  a repeat of any change, in any order, changes nothing.
  */
 import type { Database } from "bun:sqlite";
-import {
-  isObject,
-  type JsonValue,
-  member,
-  parseChange,
-  type ReceivedChange,
-} from "../protocol/batch.ts";
+import { isObject, member, parseChange, type ReceivedChange } from "../protocol/batch.ts";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
 import {
   compareReduced,
@@ -29,6 +23,7 @@ import {
   type Value,
 } from "../protocol/values.ts";
 import { judgeTie, judgeTieByColumn } from "../protocol/winner.ts";
+import { type Run, readRun } from "./apply-run.ts";
 import type { Survey } from "./catalog.ts";
 import type { ChangeLog } from "./change-log.ts";
 import type { ColumnNotes } from "./column-notes.ts";
@@ -41,12 +36,13 @@ import {
   readChange,
   type Upsert,
 } from "./read-change.ts";
-import { qualify, type SyncedTable } from "./schema.ts";
-import { nameKey, quoteName, quoteText } from "./sql.ts";
-import { type Binding, TableWriter } from "./table-writer.ts";
+import { isRowFault, parkCodeOf } from "./row-fault.ts";
+import { type SyncedTable } from "./schema.ts";
+import { nameKey, quoteName } from "./sql.ts";
+import { TableWriter } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
+import { clashingIds, compareRivals } from "./unique-clash.ts";
 import type { Stamp } from "./versions.ts";
-import { sqliteCode } from "./write-queue.ts";
 
 /** Who sent a batch. */
 export interface Sender {
@@ -87,8 +83,6 @@ type Outcome = "applied" | "stale" | "parked" | "left-out";
 
 /** How long a change that clashes on another unique key waits for the other to move (DESIGN.md, "UNIQUE"). */
 const UNIQUE_WAIT_MS = 60_000;
-/** Shorter runs are not worth a chunk. */
-const RUN_ROWS_MIN = 8;
 
 /** Changes that took the whole transaction with them (RAISE(ROLLBACK)), by their place in the batch. */
 export type Guilty = Map<number, string>;
@@ -125,7 +119,9 @@ export class Applier {
     this.#raiseFlag();
     let at = from;
     while (at < to) {
-      const run = this.#readRun(batch, at, to, sender, nowMs, guilty);
+      const run = this.#isPlainTime(guilty)
+        ? readRun(batch, at, to, { survey: this.#options.survey(), nowMs, isOurs: sender.isOurs })
+        : undefined;
       if (run) {
         this.#applyRun(run, batch, at, sender, nowMs, tally, guilty);
         at += run.count;
@@ -147,36 +143,10 @@ export class Applier {
 
   // ── Runs ────────────────────────────────────────────────────────────────────────────────────
 
-  /** A run of whole rows of one table that plain bindings can carry exactly, or undefined. */
-  #readRun(
-    batch: readonly ReceivedChange[],
-    from: number,
-    to: number,
-    sender: Sender,
-    nowMs: number,
-    guilty: Guilty,
-  ): Run | undefined {
-    const { survey, columnNotes, healing } = this.#options;
-    if (to - from < RUN_ROWS_MIN || guilty.size > 0 || healing.isActive || !columnNotes.isEmpty)
-      return undefined;
-    const shape = shapeOf(batch[from]!, survey());
-    if (!shape) return undefined;
-    const ids = new Set<string>();
-    const bindings: Binding[] = [];
-    const aheadMs = nowMs + VERSION_AHEAD_MS_MAX;
-    let count = 0;
-    for (let i = from; i < to; i++) {
-      const row = rowInShape(batch[i]!, shape);
-      if (row === undefined) break;
-      const id = row[shape.idName];
-      const version = row[shape.versionName];
-      if (typeof id !== "string" || id === "" || ids.has(id)) break;
-      if (typeof version !== "number" || !Number.isSafeInteger(version) || version > aheadMs) break;
-      if (!bindRow(row, shape, bindings, sender.isOurs)) break;
-      ids.add(id);
-      count++;
-    }
-    return count < RUN_ROWS_MIN ? undefined : { shape, count, ids: [...ids], bindings };
+  /** Runs know nothing of column notes, of foreign peers' answers, and of changes to leave out. */
+  #isPlainTime(guilty: Guilty): boolean {
+    const { columnNotes, healing } = this.#options;
+    return guilty.size === 0 && columnNotes.isEmpty && !healing.isActive;
   }
 
   #applyRun(
@@ -321,7 +291,7 @@ export class Applier {
         this.#db.run("RELEASE hooksync_change");
       }
       tally.logged = loggedBefore;
-      return { code: codeOf(error), reason: text };
+      return { code: parkCodeOf(error), reason: text };
     }
   }
 
@@ -635,7 +605,10 @@ export class Applier {
     const { deadLetters } = this.#options;
     const change = parseChange(parked.change);
     const read = readChange(change, { survey: this.#options.survey(), nowMs, isOurs: false });
-    if (read.kind === "left-out") return deadLetters.remove(parked.deadId);
+    if (read.kind === "left-out") {
+      deadLetters.remove(parked.deadId);
+      return;
+    }
     if (read.kind === "park") {
       deadLetters.postpone(parked, read.reason, read.code, nowMs);
       return;
@@ -668,7 +641,7 @@ export class Applier {
     const { deadLetters, tombstones, log } = this.#options;
     const { table } = read;
     const writer = this.writerFor(table);
-    const rivals = this.#clashingIds(read).map((id) => ({
+    const rivals = clashingIds(this.#db, read, writer.content(read.id)).map((id) => ({
       id,
       content: writer.content(id)!,
       version: writer.stamp(id)!,
@@ -682,8 +655,8 @@ export class Applier {
       content: writer.afterAffinity(withVersion(read)),
       version: read.version as number | "odd",
     };
-    const highest = rivals.reduce((best, rival) => (compareRows(rival, best) > 0 ? rival : best));
-    const losers = compareRows(own, highest) > 0 ? rivals : [own];
+    const highest = rivals.reduce((best, rival) => (compareRivals(rival, best) > 0 ? rival : best));
+    const losers = compareRivals(own, highest) > 0 ? rivals : [own];
     for (const loser of losers) {
       const version = loser.version === "odd" ? 0 : loser.version;
       const row = formatRow(table, loser.content);
@@ -717,143 +690,6 @@ export class Applier {
     }
     deadLetters.remove(parked.deadId);
   }
-
-  #clashingIds(read: Upsert): string[] {
-    const { table } = read;
-    const ids = new Set<string>();
-    const id = quoteName(table.id.name);
-    const merged = new Map([
-      ...(this.writerFor(table).content(read.id) ?? new Map<string, Value>()),
-      ...read.cells,
-    ]);
-    for (const key of table.uniqueKeys) {
-      const columns = table.columns.map(
-        (column) =>
-          `${literalSql(merged.get(column.key) ?? { kind: "null" })} AS ${quoteName(column.name)}`,
-      );
-      const terms = key.terms.map(
-        (term) =>
-          `(${qualifyTerm(term.sql, table, "o")}) = (${qualifyTerm(term.sql, table, "n")}) COLLATE ${quoteName(term.collation)}`,
-      );
-      const where =
-        key.where === undefined
-          ? ""
-          : ` AND (${qualifyTerm(key.where, table, "o")}) AND (${qualifyTerm(key.where, table, "n")})`;
-      const rows = this.#db
-        .query<{ id: string }, []>(
-          `SELECT o.${id} AS id FROM ${quoteName(table.name)} AS o, (SELECT ${columns.join(", ")}) AS n WHERE ${terms.join(" AND ")}${where}`,
-        )
-        .all();
-      for (const row of rows) if (row.id !== read.id) ids.add(row.id);
-    }
-    return [...ids];
-  }
-}
-
-// ── Runs ──────────────────────────────────────────────────────────────────────────────────────
-
-interface Run {
-  readonly shape: Shape;
-  readonly count: number;
-  readonly ids: readonly string[];
-  /** Row after row, all columns of the table in order. */
-  readonly bindings: Binding[];
-}
-
-/** The names that a run's rows have in common. */
-interface Shape {
-  readonly table: SyncedTable;
-  /** As the changes spell it. */
-  readonly tableName: string;
-  readonly names: readonly string[];
-  /** For each column of the table, how the rows call it. */
-  readonly nameByColumn: readonly string[];
-  readonly idName: string;
-  readonly versionName: string;
-}
-
-type JsonObject = { readonly [member: string]: JsonValue };
-
-/** Whole rows only: every column of the table, and no other but generated ones. */
-function shapeOf(change: ReceivedChange, survey: Survey): Shape | undefined {
-  const { value } = change;
-  if (!isObject(value)) return undefined;
-  const tableName = member(value, "table");
-  const row = member(value, "row");
-  if (typeof tableName !== "string" || !isObject(row)) return undefined;
-  const table = survey.synced.get(nameKey(tableName));
-  if (!table || table.userTriggers.length > 0) return undefined;
-  const names = Object.keys(row);
-  const byKey = new Map(names.map((name) => [nameKey(name), name]));
-  if (byKey.size !== names.length) return undefined;
-  const nameByColumn = table.columns.map((column) => byKey.get(column.key));
-  if (nameByColumn.includes(undefined)) return undefined;
-  const isKnown = (name: string) =>
-    table.columnByKey.has(nameKey(name)) || table.generated.has(nameKey(name));
-  if (!names.every(isKnown)) return undefined;
-  return {
-    table,
-    tableName,
-    names,
-    nameByColumn: nameByColumn as string[],
-    idName: byKey.get(table.id.key)!,
-    versionName: byKey.get(table.version.key)!,
-  };
-}
-
-function rowInShape(change: ReceivedChange, shape: Shape): JsonObject | undefined {
-  const value = change.value as JsonObject | null;
-  if (value === null || typeof value !== "object" || change.repeatsMember || change.surrogates)
-    return undefined;
-  if (value["table"] !== shape.tableName) return undefined;
-  const op = value["op"];
-  if (op !== "INSERT" && op !== "UPDATE") return undefined;
-  if (Object.hasOwn(value, "blobs") || Object.hasOwn(value, "texts")) return undefined;
-  const row = value["row"];
-  if (!isObject(row)) return undefined;
-  let i = 0;
-  for (const name in row) {
-    if (name !== shape.names[i]) return undefined;
-    i++;
-  }
-  if (i !== shape.names.length) return undefined;
-  // With a delicate number in it, only columns whose affinity makes a plain binding exact will do.
-  return change.delicate &&
-    !shape.table.columns.every((c) =>
-      bindsExactly(row[shape.nameByColumn[shape.table.columns.indexOf(c)]!], c.affinity),
-    )
-    ? undefined
-    : row;
-}
-
-/** Whether JSON.parse and Bun's binding lose nothing for this column (DESIGN.md, "Values on the wire"). */
-function bindsExactly(value: JsonValue | undefined, affinity: string): boolean {
-  if (typeof value !== "number") return true;
-  if (Math.abs(value) > Number.MAX_SAFE_INTEGER || Object.is(value, -0)) return false;
-  return (
-    !Number.isInteger(value) ||
-    affinity === "real" ||
-    affinity === "integer" ||
-    affinity === "numeric"
-  );
-}
-
-function bindRow(row: JsonObject, shape: Shape, bindings: Binding[], isOurs: boolean): boolean {
-  const start = bindings.length;
-  for (const [i, name] of shape.nameByColumn.entries()) {
-    const value = row[name]!;
-    const isBytes =
-      !isOurs &&
-      typeof value === "string" &&
-      value.startsWith("\\x") &&
-      shape.table.columns[i]!.affinity === "blob";
-    if ((typeof value === "object" && value !== null) || typeof value === "boolean" || isBytes) {
-      bindings.length = start;
-      return false;
-    }
-    bindings.push(value as Binding);
-  }
-  return true;
 }
 
 // ── Helpers ───────────────────────────────────────────────────────────────────────────────────
@@ -902,63 +738,7 @@ function describeParking(change: ReceivedChange, code: ParkCode, reason: string)
   };
 }
 
-/** What one row can be guilty of; a full disk or damage is nobody's fault and must fail the batch. */
-function isRowFault(error: unknown): boolean {
-  const code = sqliteCode(error);
-  return (
-    code.startsWith("SQLITE_CONSTRAINT") ||
-    code === "SQLITE_MISMATCH" ||
-    code === "SQLITE_TOOBIG" ||
-    code === "SQLITE_ERROR" ||
-    code === "SQLITE_RANGE"
-  );
-}
-
-function codeOf(error: unknown): ParkCode {
-  const code = sqliteCode(error);
-  if (code === "SQLITE_CONSTRAINT_UNIQUE") return "unique";
-  if (code === "SQLITE_CONSTRAINT_TRIGGER" || code === "SQLITE_ERROR") return "trigger";
-  return "constraint";
-}
-
 function isLarger(left: Value, right: Value): boolean {
   const order = compareReduced(reduce(left), reduce(right));
   return order > 0 || (order === 0 && compareRichness(left, right) > 0);
-}
-
-/** By (version, content, id), for rows that cannot both be there. */
-function compareRows(
-  left: { version: number | "odd"; content: ReadonlyMap<string, Value>; id: string },
-  right: { version: number | "odd"; content: ReadonlyMap<string, Value>; id: string },
-): number {
-  const number = (version: number | "odd") => (version === "odd" ? 0 : version);
-  if (left.version !== right.version) return number(left.version) - number(right.version);
-  for (const column of [...left.content.keys()].filter((name) => name !== "id").sort()) {
-    const other = right.content.get(column);
-    if (!other) continue;
-    const order = compareReduced(reduce(left.content.get(column)!), reduce(other));
-    if (order !== 0) return order;
-  }
-  return left.id < right.id ? -1 : left.id > right.id ? 1 : 0;
-}
-
-function literalSql(value: Value): string {
-  switch (value.kind) {
-    case "null":
-      return "NULL";
-    case "integer":
-      return value.value.toString();
-    case "real":
-      return formatValue(value);
-    case "text":
-      return quoteText(value.value);
-    case "blob":
-      return `x'${value.hex}'`;
-    case "broken-text":
-      return `CAST(x'${value.hex}' AS TEXT)`;
-  }
-}
-
-function qualifyTerm(sql: string, table: SyncedTable, alias: string): string {
-  return qualify(sql, table.columns, alias);
 }
