@@ -1,0 +1,76 @@
+/**
+ * The body of a request, checked before anything is made of it: its kind, its size, its encoding.
+ * Browsers send other kinds than application/json across sites without asking, so the check of the
+ * kind is also what keeps web pages from writing to a node.
+ */
+import { RequestError } from "../base/errors.ts";
+import { parseJson } from "../store/row-input.ts";
+
+export async function readJson(request: Request, bytesMax: number): Promise<unknown> {
+  return parseJson(decode(await readBody(request, bytesMax)));
+}
+
+/** The bytes of a body that says it is JSON. */
+export async function readBody(request: Request, bytesMax: number): Promise<Uint8Array> {
+  const { headers } = request;
+  const type = headers.get("content-type");
+  if (type !== "application/json" && !isJson(type)) throw unsupportedType(type);
+  const encoding = headers.get("content-encoding");
+  if (encoding !== null && encoding.toLowerCase() !== "identity") {
+    throw new RequestError(
+      415,
+      `Content-Encoding ${encoding} is not understood; send the body as it is`,
+      {
+        "accept-encoding": "identity",
+      },
+    );
+  }
+  if (Number(headers.get("content-length")) > bytesMax) throw tooLarge(bytesMax);
+  const body = await receive(request, bytesMax);
+  if (body.length > bytesMax) throw tooLarge(bytesMax);
+  return body;
+}
+
+async function receive(request: Request, bytesMax: number): Promise<Uint8Array> {
+  try {
+    return await request.bytes();
+  } catch (error) {
+    // Bun's own limit, which counts bodies without a Content-Length too, has already answered.
+    if (error instanceof Error && error.message.includes("maxRequestBodySize"))
+      throw tooLarge(bytesMax);
+    throw new RequestError(400, "the body ended early");
+  }
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true });
+
+function decode(body: Uint8Array): string {
+  try {
+    return utf8.decode(body);
+  } catch {
+    throw new RequestError(400, "the body is not valid UTF-8");
+  }
+}
+
+/** `application/json`, perhaps with `charset=utf-8` and other parameters. */
+function isJson(type: string | null): boolean {
+  const [kind, ...parameters] = (type ?? "")
+    .toLowerCase()
+    .split(";")
+    .map((part) => part.trim());
+  if (kind !== "application/json") return false;
+  const charset = parameters.find((parameter) => parameter.startsWith("charset="));
+  return charset === undefined || /^charset="?utf-?8"?$/.test(charset);
+}
+
+function unsupportedType(type: string | null): RequestError {
+  const found = type === null ? "no Content-Type" : `Content-Type ${type.slice(0, 100)}`;
+  return new RequestError(
+    415,
+    `expected JSON in UTF-8, found ${found}; send the header "Content-Type: application/json"`,
+  );
+}
+
+function tooLarge(bytesMax: number): RequestError {
+  return new RequestError(413, `the body is larger than ${bytesMax} bytes`);
+}

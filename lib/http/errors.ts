@@ -1,0 +1,79 @@
+/**
+ * Failures become answers here, and nowhere else. Every error answer is JSON `{"error": …}`; none shows
+ * a stack, a path of this machine or SQL.
+ */
+import { HookSyncError, RequestError } from "../base/errors.ts";
+import { BatchError } from "../protocol/batch.ts";
+import { refusalOf } from "../store/refusal.ts";
+import { isBusy, sqliteCode, storeError } from "../store/write-queue.ts";
+
+export const JSON_TYPE = { "content-type": "application/json" } as const;
+
+/** What is retried soon should be retried after a pause, not at once. */
+const RETRY_AFTER = { "retry-after": "1" } as const;
+
+export interface FailedAnswer {
+  readonly response: Response;
+  /** Not the client's doing, and worth a line in the log. */
+  readonly isOurs: boolean;
+}
+
+export function errorAnswer(
+  status: number,
+  message: string,
+  headers: Readonly<Record<string, string>> = {},
+): Response {
+  return new Response(JSON.stringify({ error: message }), {
+    status,
+    headers: { ...JSON_TYPE, ...headers },
+  });
+}
+
+export function unavailable(message: string): Response {
+  return errorAnswer(503, message, RETRY_AFTER);
+}
+
+export function answerError(error: unknown): FailedAnswer {
+  if (error instanceof RequestError) {
+    return {
+      response: errorAnswer(error.status, error.message, error.headers),
+      isOurs: error.status >= 500,
+    };
+  }
+  if (error instanceof BatchError) return theirs(errorAnswer(400, error.message));
+  // One that came with COMMIT, as a deferred foreign key does.
+  const refusal = refusalOf(error);
+  if (refusal) return theirs(errorAnswer(refusal.status, refusal.message));
+  if (isBusy(error)) return theirs(unavailable("another program holds the database locked"));
+  if (isStaleSchema(error))
+    return theirs(unavailable("the table was just changed by another program"));
+  return answerFailure(storeError(error));
+}
+
+function answerFailure(error: unknown): FailedAnswer {
+  if (error instanceof HookSyncError) {
+    switch (error.code) {
+      case "busy":
+        return theirs(unavailable(error.message));
+      case "disk-full":
+        return { response: errorAnswer(507, error.message), isOurs: true };
+      case "file-read-only":
+      case "store-failed":
+        return { response: errorAnswer(500, error.message), isOurs: true };
+      default:
+    }
+  }
+  return { response: errorAnswer(500, "internal error"), isOurs: true };
+}
+
+/** A column or table went away and settling has not noticed yet; within a second it will have. */
+function isStaleSchema(error: unknown): boolean {
+  return (
+    sqliteCode(error) === "SQLITE_ERROR" &&
+    /^(no such (column|table|index)|table .* has no column)/.test((error as Error).message)
+  );
+}
+
+function theirs(response: Response): FailedAnswer {
+  return { response, isOurs: false };
+}

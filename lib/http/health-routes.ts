@@ -1,0 +1,92 @@
+/**
+ * How the node is, for people, other nodes and orchestrators. `/health` answers 200 as long as the
+ * process can answer at all (existing nodes read it so); `/health/ready` turns to 503 when requests
+ * should go elsewhere.
+ */
+import { Hono } from "hono";
+import { formatIdentity, IDENTITY_HEADER, type Identity } from "../protocol/identity.ts";
+import type { PeerStatus } from "../shipper/messages.ts";
+import type { Unqualified } from "../store/schema.ts";
+import { JSON_TYPE } from "./errors.ts";
+
+export interface HealthReport {
+  /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
+  readonly ok: boolean;
+  /** Why it is not, for people. */
+  readonly reasons: readonly string[];
+  /** What should be looked at and does not make the node unhealthy. */
+  readonly warnings: readonly string[];
+  readonly nodeId: string;
+  readonly version: string;
+  /** Rows of all synced tables. */
+  readonly itemCount: number;
+  /** Rows of `_changes`. */
+  readonly pendingChanges: number;
+  /** Rows of `_dead_letter`. */
+  readonly deadLetter: number;
+  /** Those of them that were received. */
+  readonly parked: number;
+  readonly peers: readonly PeerStatus[];
+  readonly tables: {
+    readonly synced: readonly string[];
+    readonly notSynced: readonly Unqualified[];
+  };
+  readonly sqliteVersion: string;
+  readonly uptimeS: number;
+}
+
+export interface HealthSource {
+  health(): HealthReport;
+  identity(): Identity;
+}
+
+export function healthRoutes(source: HealthSource): Hono {
+  return new Hono()
+    .get("/health", () => {
+      return new Response(JSON.stringify(healthJson(source.health())), {
+        headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(source.identity()) },
+      });
+    })
+    .get("/health/ready", () => {
+      const { ok, reasons } = source.health();
+      return new Response(JSON.stringify({ ready: ok, reasons }), {
+        status: ok ? 200 : 503,
+        headers: JSON_TYPE,
+      });
+    });
+}
+
+/** The report with the names of the contract; what is not known is null. */
+export function healthJson(report: HealthReport): Readonly<Record<string, unknown>> {
+  return {
+    ok: report.ok,
+    node_id: report.nodeId,
+    version: report.version,
+    item_count: report.itemCount,
+    pending_changes: report.pendingChanges,
+    dead_letter: report.deadLetter,
+    parked: report.parked,
+    peers: report.peers.map(peerJson),
+    tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
+    reasons: report.reasons,
+    warnings: report.warnings,
+    sqlite_version: report.sqliteVersion,
+    uptime_s: report.uptimeS,
+  };
+}
+
+function peerJson(peer: PeerStatus): Readonly<Record<string, unknown>> {
+  return {
+    url: peer.url,
+    // The name that existing nodes have for it.
+    peer_url: peer.url,
+    node_id: peer.nodeId ?? null,
+    make: peer.make ?? null,
+    state: peer.state,
+    last_acked: peer.lastAcked,
+    pending: peer.pending,
+    last_error: peer.lastError ?? null,
+    last_contact: peer.lastContactMs ?? null,
+    clock_offset_ms: peer.clockOffsetMs ?? null,
+  };
+}

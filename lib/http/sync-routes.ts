@@ -1,0 +1,46 @@
+/** POST /sync: the way in for peers (PROTOCOL.md). What is in a batch is for the store to judge. */
+import { Hono } from "hono";
+import {
+  formatIdentity,
+  IDENTITY_HEADER,
+  type Identity,
+  NODE_ID_HEADER,
+  NODE_URL_HEADER,
+  parseIdentity,
+} from "../protocol/identity.ts";
+import { readBody } from "./body.ts";
+import { JSON_TYPE } from "./errors.ts";
+
+export interface SyncRequest {
+  readonly body: Uint8Array;
+  readonly nodeId: string | undefined;
+  readonly nodeUrl: string | undefined;
+  readonly identity: Identity | undefined;
+}
+
+export interface SyncReply {
+  readonly applied: number;
+  readonly ack: number;
+  readonly identity: Identity;
+}
+
+/** Resolves after the commit that ends the batch; a RequestError or HookSyncError otherwise. */
+export interface SyncReceiver {
+  apply(request: SyncRequest): Promise<SyncReply>;
+}
+
+export function syncRoutes(sync: SyncReceiver, bodyBytesMax: number): Hono {
+  return new Hono().post("/sync", async (c) => {
+    const { headers } = c.req.raw;
+    const body = await readBody(c.req.raw, bodyBytesMax);
+    const { applied, ack, identity } = await sync.apply({
+      body,
+      nodeId: headers.get(NODE_ID_HEADER) ?? undefined,
+      nodeUrl: headers.get(NODE_URL_HEADER) ?? undefined,
+      identity: parseIdentity(headers.get(IDENTITY_HEADER)),
+    });
+    return new Response(JSON.stringify({ applied, ack }), {
+      headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(identity) },
+    });
+  });
+}

@@ -1,0 +1,122 @@
+/** What only a real socket shows: framing, limits of the server, requests that arrive together. */
+import { afterEach, expect, test } from "bun:test";
+import { connect } from "node:net";
+import { AppFixture, BODY_BYTES_MAX, readAnswer } from "../support/app-fixture.ts";
+
+const closers: (() => unknown)[] = [];
+
+afterEach(async () => {
+  for (const close of closers.splice(0)) await close();
+});
+
+function serve(): { fixture: AppFixture; url: string; port: number } {
+  const fixture = new AppFixture();
+  const server = Bun.serve({
+    hostname: "127.0.0.1",
+    port: 0,
+    maxRequestBodySize: BODY_BYTES_MAX,
+    fetch: (request) => fixture.app.fetch(request),
+  });
+  closers.push(
+    () => server.stop(true),
+    () => fixture.store.close(),
+  );
+  return { fixture, url: `http://127.0.0.1:${server.port}`, port: server.port! };
+}
+
+/** Sends bytes as they are; resolves with all that came back when the server closes. */
+function exchange(port: number, request: string): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const socket = connect(port, "127.0.0.1");
+    let answer = "";
+    socket.setTimeout(5_000, () => socket.destroy(new Error("no answer")));
+    socket.on("data", (bytes) => {
+      answer += bytes.toString();
+    });
+    socket.on("close", () => resolve(answer));
+    socket.on("error", reject);
+    socket.write(request);
+  });
+}
+
+const HEAD = "Host: node\r\nContent-Type: application/json\r\nConnection: close\r\n";
+
+test("writes that arrive together share commits, and each is answered", async () => {
+  const { fixture, url } = serve();
+  const answers = await Promise.all(
+    Array.from({ length: 200 }, (_, value) =>
+      fetch(`${url}/api/items`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(value % 50 === 7 ? { value: "wrong" } : { value }),
+      }).then(readAnswer),
+    ),
+  );
+  expect(answers.filter((answer) => answer.status === 201).length).toBe(196);
+  expect(answers.filter((answer) => answer.status === 400).length).toBe(4);
+  for (const answer of answers.filter((made) => made.status === 201)) {
+    expect(await (await fetch(`${url}/api/items/${answer.json.id}`)).text()).toBe(answer.text);
+  }
+  expect(fixture.store.commits).toBeLessThan(100);
+});
+
+test("a body without a length is read to its end", async () => {
+  const { port } = serve();
+  const answer = await exchange(
+    port,
+    `POST /api/items HTTP/1.1\r\n${HEAD}Transfer-Encoding: chunked\r\n\r\n8\r\n{"value"\r\n4\r\n: 7}\r\n0\r\n\r\n`,
+  );
+  expect(answer).toStartWith("HTTP/1.1 201 ");
+  expect(answer).toContain('"value":7');
+});
+
+test("a body above the limit is a 413, whatever its framing, and the node lives on", async () => {
+  const { fixture, port, url } = serve();
+  const size = BODY_BYTES_MAX + 1;
+  const body = `"${"x".repeat(size - 2)}"`;
+  for (const path of ["/sync", "/api/items"]) {
+    const sized = `POST ${path} HTTP/1.1\r\n${HEAD}Content-Length: ${size}\r\n\r\n${body}`;
+    expect(await exchange(port, sized)).toStartWith("HTTP/1.1 413 ");
+    const chunked = `POST ${path} HTTP/1.1\r\n${HEAD}Transfer-Encoding: chunked\r\n\r\n${size.toString(16)}\r\n${body}\r\n0\r\n\r\n`;
+    expect(await exchange(port, chunked)).toStartWith("HTTP/1.1 413 ");
+  }
+  expect((await fetch(`${url}/health`)).status).toBe(200);
+  expect([fixture.received, fixture.reported]).toEqual([[], []]);
+});
+
+test("HEAD has the status and no body", async () => {
+  const { port } = serve();
+  const answer = await exchange(port, `HEAD /health HTTP/1.1\r\n${HEAD}\r\n`);
+  expect(answer).toStartWith("HTTP/1.1 200 ");
+  expect(answer.toLowerCase()).toContain("x-hook-sync: v=1; db=");
+  expect(answer).toEndWith("\r\n\r\n");
+});
+
+test("an id with every kind of character survives the address line", async () => {
+  const { fixture, url } = serve();
+  for (const id of ["a/b", "50%", "q?x=1", "h#1", "sp ace", "emoji😀", "quote'\"", "%41"]) {
+    fixture.store.db.run("INSERT INTO items(id, updated_at) VALUES (?, 1)", [id]);
+    const answer = await readAnswer(await fetch(`${url}/api/items/${encodeURIComponent(id)}`));
+    expect(answer.json?.id).toBe(id);
+  }
+  expect((await fetch(`${url}/api/items/%E0%A4%A`)).status).toBe(400);
+});
+
+test("a path that climbs is what it climbs to", async () => {
+  const { port } = serve();
+  const answer = await exchange(port, `GET /api/items/../../health HTTP/1.1\r\n${HEAD}\r\n`);
+  expect(answer).toContain('"node_id":"node-a"');
+});
+
+test("a client that goes away in the middle of its body costs nothing", async () => {
+  const { fixture, port, url } = serve();
+  const socket = connect(port, "127.0.0.1");
+  await new Promise<void>((resolve) => {
+    socket.write(`POST /api/items HTTP/1.1\r\n${HEAD}Content-Length: 1000\r\n\r\n{"na`, () =>
+      resolve(),
+    );
+  });
+  socket.destroy();
+  expect((await fetch(`${url}/health`)).status).toBe(200);
+  expect([fixture.store.commits, fixture.reported]).toEqual([0, []]);
+});

@@ -1,0 +1,89 @@
+/** The HTTP app over a StoreFixture, with a scripted receiver for /sync and a report for /health. */
+import type { Hono } from "hono";
+import { createApp } from "../../lib/http/app.ts";
+import type { HealthReport } from "../../lib/http/health-routes.ts";
+import type { SyncReply, SyncRequest } from "../../lib/http/sync-routes.ts";
+import { StoreFixture } from "./store-fixture.ts";
+
+export const BODY_BYTES_MAX = 64 * 1024;
+
+export interface Answer {
+  readonly status: number;
+  readonly text: string;
+  // biome-ignore lint/suspicious/noExplicitAny: what a client reads is JSON.
+  readonly json: any;
+  readonly headers: Headers;
+}
+
+export class AppFixture {
+  readonly store: StoreFixture;
+  readonly app: Hono;
+  readonly received: SyncRequest[] = [];
+  readonly reported: unknown[] = [];
+  onSync: (request: SyncRequest) => SyncReply | Promise<SyncReply> = () => ({
+    applied: 0,
+    ack: 0,
+    identity: { db: "0123456789abcdef" },
+  });
+  report: HealthReport = {
+    ok: true,
+    reasons: [],
+    warnings: [],
+    nodeId: "node-a",
+    version: "1.2.3",
+    itemCount: 0,
+    pendingChanges: 0,
+    deadLetter: 0,
+    parked: 0,
+    peers: [],
+    tables: { synced: ["items"], notSynced: [] },
+    sqliteVersion: "3.54.1",
+    uptimeS: 1,
+  };
+
+  constructor(schema?: string, synced?: readonly string[]) {
+    this.store = new StoreFixture(schema, synced);
+    this.app = createApp({
+      version: "1.2.3",
+      queue: this.store.queue,
+      repository: this.store.repository,
+      bodyBytesMax: BODY_BYTES_MAX,
+      tables: () => this.store.tables(),
+      sync: {
+        apply: async (request) => {
+          this.received.push(request);
+          return this.onSync(request);
+        },
+      },
+      health: () => this.report,
+      identity: () => ({ db: "0123456789abcdef" }),
+      reportError: (error) => this.reported.push(error),
+    });
+  }
+
+  async call(
+    method: string,
+    path: string,
+    body?: unknown,
+    headers: Record<string, string> = {},
+  ): Promise<Answer> {
+    const init: RequestInit = { method, headers: { ...headers } };
+    if (body !== undefined) {
+      init.body =
+        typeof body === "string" || body instanceof Uint8Array ? body : JSON.stringify(body);
+      init.headers = { "content-type": "application/json", ...headers };
+    }
+    return readAnswer(await this.app.request(path, init));
+  }
+}
+
+export async function readAnswer(response: Response): Promise<Answer> {
+  const text = await response.text();
+  let json: unknown;
+  try {
+    json = JSON.parse(text);
+  } catch {
+    json = undefined;
+  }
+  return { status: response.status, text, json, headers: response.headers };
+}

@@ -1,0 +1,112 @@
+/**
+ * A database with synced tables and their real triggers, a repository over it and a write queue that
+ * neither settles nor finishes: enough to see what REST reads, writes and logs.
+ */
+import { Database } from "bun:sqlite";
+import { type Clock, systemTimers } from "../../lib/base/clock.ts";
+import { systemRandom } from "../../lib/base/random.ts";
+import { installTriggers, type Selection, survey } from "../../lib/store/catalog.ts";
+import { migrate } from "../../lib/store/migrations.ts";
+import { Repository } from "../../lib/store/repository.ts";
+import { hasForeignKeys, readTables, type SyncedTable } from "../../lib/store/schema.ts";
+import { nameKey } from "../../lib/store/sql.ts";
+import { Tombstones } from "../../lib/store/tombstones.ts";
+import { WriteQueue, type WriteTransaction } from "../../lib/store/write-queue.ts";
+
+export const ITEMS_SQL =
+  "CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, value INTEGER, created_at INTEGER, updated_at INTEGER, node_id TEXT)";
+
+/** A clock that stands still until it is set. */
+export class TestClock implements Clock {
+  ms = 1_800_000_000_000;
+  nowMs(): number {
+    return this.ms;
+  }
+  monotonicMs(): number {
+    return this.ms;
+  }
+}
+
+export interface LogEntry {
+  readonly op: string;
+  readonly table_name: string;
+  readonly row_id: string;
+  readonly row_data: string;
+  readonly was: number | null;
+}
+
+export class StoreFixture {
+  readonly db: Database;
+  readonly clock = new TestClock();
+  readonly tombstones: Tombstones;
+  readonly repository: Repository;
+  readonly queue: WriteQueue;
+  /** What each commit's writes said they logged. */
+  readonly logged: number[] = [];
+  commits = 0;
+  rollbacks = 0;
+  #tables: readonly SyncedTable[] = [];
+  /** Runs in the next transaction before its writes, where settling would. */
+  onSettle: () => void = () => {};
+
+  readonly #selection: Selection;
+
+  /** `synced`: which tables; all that qualify when left out. */
+  constructor(schema: string = ITEMS_SQL, synced?: readonly string[]) {
+    this.#selection = { all: synced === undefined, names: synced ?? [] };
+    this.db = new Database(":memory:", { strict: true });
+    this.db.run(schema);
+    migrate(this.db);
+    this.followSchema();
+    this.tombstones = new Tombstones(this.db);
+    this.repository = new Repository({
+      db: this.db,
+      tombstones: this.tombstones,
+      random: systemRandom,
+      nodeId: "node-a",
+    });
+    this.queue = new WriteQueue({
+      db: this.db,
+      clock: this.clock,
+      timers: systemTimers,
+      hasForeignKeys: () => hasForeignKeys(readTables(this.db).values()),
+      settle: () => this.onSettle(),
+      finish: (_nowMs, logged) => this.logged.push(logged),
+      committed: () => this.commits++,
+      rolledBack: () => this.rollbacks++,
+    });
+  }
+
+  tables(): readonly SyncedTable[] {
+    return this.#tables;
+  }
+
+  table(name = "items"): SyncedTable {
+    const table = this.#tables.find((candidate) => candidate.key === nameKey(name));
+    if (!table) throw new Error(`${name} does not qualify`);
+    return table;
+  }
+
+  /** Reads the tables again and makes their triggers, as settling does. */
+  followSchema(): void {
+    this.#tables = [...survey(this.db, this.#selection).synced.values()];
+    for (const table of this.#tables) installTriggers(this.db, table);
+  }
+
+  write<T>(work: (transaction: WriteTransaction) => T): Promise<T> {
+    return this.queue.run("local", work);
+  }
+
+  log(): LogEntry[] {
+    return this.db
+      .query<LogEntry, []>(
+        "SELECT op, table_name, row_id, row_data, was FROM _changes ORDER BY change_id",
+      )
+      .all();
+  }
+
+  close(): void {
+    this.repository.close();
+    this.db.close();
+  }
+}
