@@ -52,6 +52,8 @@ const DRAIN_MS_MAX = 2_000;
 const MOVES_PAUSE_MS = 10;
 /** How often foreign peers are asked whether they have anything left, while something waits for it. */
 const QUIET_CHECK_MS = 30_000;
+/** How often a stopping node looks whether its last requests are answered. */
+const STOP_LOOK_MS = 5;
 const HUB_QUIET_MS = 24 * 3_600_000;
 /** A peer with this many more rows than we have is worth a word at start. */
 const MANY_ROWS = 1_000_000;
@@ -87,7 +89,8 @@ class Node implements RunningNode {
   readonly #warnings = new Map<string, string>();
   readonly #peerHealth = new Map<string, { health: PeerHealth; atMs: number }>();
   #quietCheckedMs = 0;
-  #caughtUpSinceMs: number | undefined;
+  /** By db id: what our senders said last that they still have for us. */
+  readonly #restOf = new Map<string, number>();
   url = "";
   summary: readonly string[] = [];
 
@@ -159,7 +162,9 @@ class Node implements RunningNode {
     this.#store = store;
     this.#counter = new ItemCounter(store.db, clock);
     const { starts, added } = store.configurePeers(config.peers, normalisePeer);
-    const receiver = new Receiver(store, () => undefined);
+    const receiver = new Receiver(store, (identity) => {
+      if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+    });
     const app = createApp({
       queue: store.queue,
       repository: store.repository,
@@ -373,9 +378,7 @@ class Node implements RunningNode {
       const quietMs = Math.min(clock.nowMs(), ...foreign.map(({ atMs }) => atMs));
       await store.endRepeats(hasHub || foreign.length === 0 ? quietMs - HUB_QUIET_MS : quietMs);
     }
-    const isCaughtUp = this.#isEveryoneCaughtUp();
-    this.#caughtUpSinceMs = isCaughtUp ? clock.nowMs() : this.#caughtUpSinceMs;
-    await store.forgetTombstones(isCaughtUp ? this.#caughtUpSinceMs : undefined, hasHub);
+    await store.forgetTombstones(this.#isEveryoneCaughtUp(), hasHub);
     if (store.healing.isWaiting || store.hasTombstones) this.#shipper?.readHealth();
   }
 
@@ -384,7 +387,8 @@ class Node implements RunningNode {
     return peers.every((peer) => {
       const health = this.#peerHealth.get(peer.url)?.health;
       if (peer.pending > 0 || health === undefined) return false;
-      return health.pendingChanges === 0 || health.identity?.rest === 0;
+      const rest = health.identity && this.#restOf.get(health.identity.db);
+      return health.pendingChanges === 0 || rest === 0;
     });
   }
 
@@ -452,9 +456,12 @@ class Node implements RunningNode {
   async stop(): Promise<void> {
     if (this.#isStopping) return;
     const store = this.#store!;
-    // First no new connections; what is being answered is finished.
-    const served = this.#server!.stop(false);
-    await Promise.race([served, this.#waited(DRAIN_MS_MAX)]);
+    // No new connections; what is being answered is finished. Kept connections may stay open for ever.
+    void this.#server!.stop(false);
+    const untilMs = this.#options.clock.monotonicMs() + DRAIN_MS_MAX;
+    while (this.#server!.pendingRequests > 0 && this.#options.clock.monotonicMs() < untilMs) {
+      await this.#waited(STOP_LOOK_MS);
+    }
     await this.#server!.stop(true);
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;

@@ -140,6 +140,10 @@ export function setSetting(db: Database, key: string, value: string | number): v
   ).run(key, value);
 }
 
+export function dropSetting(db: Database, key: string): void {
+  db.prepare("DELETE FROM _hooksync WHERE key = ?").run(key);
+}
+
 /** Takes everything of ours and of the contract out of the file; data and user triggers stay. */
 export function dropOwnTables(db: Database): void {
   const names = db

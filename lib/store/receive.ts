@@ -43,13 +43,13 @@ const BODIES_MAX = 64;
 
 export class Receiver {
   readonly #store: Store;
-  readonly #heard: (peer: string, identity: Identity | undefined) => void;
+  readonly #heard: (identity: Identity | undefined) => void;
   #bodies = 0;
   #bodyBytes = 0;
   #hubChanges = 0;
 
   /** `heard` is told of every batch that was committed. */
-  constructor(store: Store, heard: (peer: string, identity: Identity | undefined) => void) {
+  constructor(store: Store, heard: (identity: Identity | undefined) => void) {
     this.#store = store;
     this.#heard = heard;
   }
@@ -106,7 +106,7 @@ export class Receiver {
       if (slice.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
       at = to;
     } while (at < batch.changes.length);
-    this.#heard(sender.name, request.identity);
+    this.#heard(request.identity);
     return {
       applied,
       ack: batch.batchId,

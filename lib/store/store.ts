@@ -24,7 +24,7 @@ import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
-import { setSetting, setting } from "./migrations.ts";
+import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { doneOpening, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
@@ -396,15 +396,27 @@ export class Store {
   }
 
   /**
-   * Forgets deletes that every peer has known of for the retention. `caughtUpMs`: since when every
-   * configured peer has acknowledged all we had and had nothing left for us; undefined while one has not.
+   * Forgets deletes that every peer has known of for the retention. `isCaughtUp`: right now every
+   * configured peer has acknowledged all we have and has nothing left for us. Such moments are kept in
+   * the file; once one is older than the retention, what was deleted before it may go. One moment at a
+   * time is kept, so a tombstone lives for up to twice the retention. Returns how many were forgotten.
    */
-  async forgetTombstones(caughtUpMs: number | undefined, isBehindHub: boolean): Promise<number> {
-    if (caughtUpMs === undefined) return 0;
+  async forgetTombstones(isCaughtUp: boolean, isBehindHub: boolean): Promise<number> {
+    const nowMs = this.#options.clock.nowMs();
     const retentionMs =
       this.#options.tombstoneRetentionMs * (isBehindHub ? HUB_RETENTION_FACTOR : 1);
-    const beforeMs = Math.min(caughtUpMs, this.#options.clock.nowMs() - retentionMs);
-    return this.queue.run("apply", () => this.#tombstones.forget(beforeMs, FORGET_ROWS_MAX));
+    const knownMs = setting(this.db, "caught_up_at");
+    const isOver = knownMs !== null && nowMs - Number(knownMs) >= retentionMs;
+    if (!isOver && !(isCaughtUp && knownMs === null)) return 0;
+    return this.queue.run("apply", (transaction) => {
+      const forgotten = isOver ? this.#tombstones.forget(Number(knownMs), FORGET_ROWS_MAX) : 0;
+      // The next moment begins only when this one has nothing left to forget.
+      if (forgotten < FORGET_ROWS_MAX) {
+        if (isCaughtUp) setSetting(this.db, "caught_up_at", transaction.nowMs);
+        else dropSetting(this.db, "caught_up_at");
+      }
+      return forgotten;
+    });
   }
 
   /** Makes `_peer_state` agree with the configuration; see Peers.configure. */
