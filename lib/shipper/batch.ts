@@ -15,8 +15,8 @@
 import type { Database, Statement } from "bun:sqlite";
 import { isUtf8 } from "node:buffer";
 import { BODY_BYTES_MAX } from "../protocol/limits.ts";
-import { lossy, spellRow, spellText } from "./invalid-text.ts";
 import type { BatchWindow, Sent } from "./peer-link.ts";
+import { blobColumns, hasBlobMark, lossy, spellRow, spellText } from "./wire-row.ts";
 
 /** One request body. `through` is its `batch_id`. */
 export interface Batch extends Sent {
@@ -65,10 +65,8 @@ const CHANGE_BYTES_GUESS = 80;
 const CHANGE = `
   '{"op":' || json_quote(op) || ',"table":' || json_quote(table_name)
   || ',"row":' || ifnull(row_data, 'null')
-  || CASE WHEN op = 'DELETE' OR blobs IS NOT NULL
-       THEN ',"old_id":'
-         || CASE WHEN op = 'DELETE' THEN json_quote(CAST(row_id AS TEXT)) ELSE 'null' END
-         || ifnull(',"blobs":' || blobs, '') || '}'
+  || CASE WHEN op = 'DELETE'
+       THEN ',"old_id":' || json_quote(CAST(row_id AS TEXT)) || '}'
        ELSE ',"old_id":null}'
      END`;
 
@@ -76,8 +74,7 @@ const CHANGE = `
 const CHANGE_BYTES = `
   34 + octet_length(json_quote(op)) + octet_length(json_quote(table_name))
   + ifnull(octet_length(row_data), 4)
-  + CASE WHEN op = 'DELETE' THEN octet_length(json_quote(CAST(row_id AS TEXT))) ELSE 4 END
-  + ifnull(9 + octet_length(blobs), 0)`;
+  + CASE WHEN op = 'DELETE' THEN octet_length(json_quote(CAST(row_id AS TEXT))) ELSE 4 END`;
 
 const EXTENT_SQL = `
   SELECT count(*) AS count, max(change_id) AS through, total(octet_length(row_data)) AS bytes
@@ -109,9 +106,15 @@ const BODY_SQL = `
   FROM _changes
   WHERE change_id > ?1 AND change_id <= ?2`;
 
+const CHANGES_SQL = `
+  SELECT ${CHANGE} AS change
+  FROM _changes
+  WHERE change_id > ?1 AND change_id <= ?2
+  ORDER BY change_id`;
+
 const PARTS_SQL = `
   SELECT change_id AS id, op, json_quote(op) AS opJson, json_quote(table_name) AS tableJson,
-    CAST(row_id AS BLOB) AS rowId, CAST(row_data AS BLOB) AS row, blobs,
+    CAST(row_id AS BLOB) AS rowId, CAST(row_data AS BLOB) AS row,
     CAST(${CHANGE} AS BLOB) AS change
   FROM _changes
   WHERE change_id > ?1 AND change_id <= ?2
@@ -141,7 +144,6 @@ interface Parts {
   readonly tableJson: string;
   readonly rowId: Uint8Array | null;
   readonly row: Uint8Array | null;
-  readonly blobs: string | null;
   readonly change: Uint8Array;
 }
 
@@ -165,6 +167,7 @@ export class LogBatchSource implements BatchSource {
     { count: number; through: number | null; body: Uint8Array<ArrayBuffer> },
     Range
   >;
+  readonly #changes: Statement<{ change: string }, Range>;
   readonly #parts: Statement<Parts, Range>;
   readonly #ids: Statement<{ id: number }, Range>;
   readonly #count: Statement<{ count: number }, RangeAnd>;
@@ -179,6 +182,7 @@ export class LogBatchSource implements BatchSource {
     this.#nth = db.prepare(NTH_SQL);
     this.#fitting = db.prepare(FITTING_SQL);
     this.#body = db.prepare(BODY_SQL);
+    this.#changes = db.prepare(CHANGES_SQL);
     this.#parts = db.prepare(PARTS_SQL);
     this.#ids = db.prepare(IDS_SQL);
     this.#count = db.prepare(COUNT_SQL);
@@ -223,11 +227,12 @@ export class LogBatchSource implements BatchSource {
   /** Finalizes the statements, without which the file cannot be closed cleanly. */
   close(): void {
     this.forget();
-    for (const statement of [this.#extent, this.#nth, this.#fitting, this.#body, this.#parts]) {
+    for (const statement of [this.#extent, this.#nth, this.#fitting, this.#body]) {
       statement.finalize();
     }
-    this.#ids.finalize();
-    this.#count.finalize();
+    for (const statement of [this.#changes, this.#parts, this.#ids, this.#count]) {
+      statement.finalize();
+    }
   }
 
   #readUpTo(after: number, last: number, changesMax: number, bytesMax: number): BatchRead {
@@ -268,21 +273,32 @@ export class LogBatchSource implements BatchSource {
     const built = this.#body.get(after, through)!;
     if (built.through === null) return { kind: "nothing" };
     const { count } = built;
-    const body = isUtf8(built.body) ? built.body : this.#spell(after, built.through);
+    const body = this.#complete(built.body, after, built.through);
     if (body.length > bytesMax && count > 1) {
-      // Unusual names, or text in hex: longer than it looked.
-      return this.#readUpTo(after, built.through, Math.ceil(count / 2), bytesMax);
+      return this.#build(after, this.#shortened(after, built.through, count, bytesMax), bytesMax);
     }
     return { kind: "batch", batch: { count, through: built.through, bytes: body.length, body } };
   }
 
-  /** The same body change by change, those with wrong bytes spelled anew. */
-  #spell(after: number, through: number): Uint8Array<ArrayBuffer> {
-    const changes = this.#parts
-      .all(after, through)
-      .map((parts) => (isUtf8(parts.change) ? lossy(parts.change) : spellChange(parts)));
-    const text = `{"batch_id":${through},"changes":[${changes.join(",")}]}`;
-    return new TextEncoder().encode(text);
+  /** Where to end instead, when long names or text in hex made a body longer than it looked. */
+  #shortened(after: number, through: number, count: number, bytesMax: number): number {
+    const fitting = this.#fitting.get(after, through, bytesMax - ENVELOPE_BYTES)!;
+    if (fitting.through !== null && fitting.through < through) return fitting.through;
+    return this.#nth.get(after, through, Math.ceil(count / 2) - 1)!.id;
+  }
+
+  /** The body, where rows need more than their text (wire-row.ts) made again change by change. */
+  #complete(
+    body: Uint8Array<ArrayBuffer>,
+    after: number,
+    through: number,
+  ): Uint8Array<ArrayBuffer> {
+    if (!isUtf8(body)) return envelope(through, this.#parts.all(after, through).map(spellChange));
+    if (!hasBlobMark(body)) return body;
+    return envelope(
+      through,
+      this.#changes.all(after, through).map(({ change }) => withBlobsNamed(change)),
+    );
   }
 
   #cached(key: string, settledThrough: number): Batch | undefined {
@@ -304,13 +320,24 @@ export class LogBatchSource implements BatchSource {
   }
 }
 
+function envelope(batchId: number, changes: readonly string[]): Uint8Array<ArrayBuffer> {
+  return new TextEncoder().encode(`{"batch_id":${batchId},"changes":[${changes.join(",")}]}`);
+}
+
+function withBlobsNamed(change: string): string {
+  return `${change.slice(0, -1)}${namesMember("blobs", blobColumns(change))}}`;
+}
+
 function spellChange(parts: Parts): string {
-  const { row, texts } = parts.row === null ? { row: "null", texts: [] } : spellRow(parts.row);
-  const blobs = parts.blobs === null ? "" : `,"blobs":${parts.blobs}`;
-  const spelled = texts.length === 0 ? "" : `,"texts":${JSON.stringify(texts)}`;
+  if (isUtf8(parts.change)) return withBlobsNamed(lossy(parts.change));
+  const { text, texts } = parts.row === null ? { text: "null", texts: [] } : spellRow(parts.row);
   const oldId = parts.op === "DELETE" ? spellId(parts.rowId) : "null";
-  const head = `{"op":${parts.opJson},"table":${parts.tableJson},"row":${row}`;
-  return `${head},"old_id":${oldId}${blobs}${spelled}}`;
+  const change = `{"op":${parts.opJson},"table":${parts.tableJson},"row":${text},"old_id":${oldId}}`;
+  return `${withBlobsNamed(change).slice(0, -1)}${namesMember("texts", texts)}}`;
+}
+
+function namesMember(member: string, names: readonly string[]): string {
+  return names.length === 0 ? "" : `,"${member}":${JSON.stringify(names)}`;
 }
 
 function spellId(id: Uint8Array | null): string {

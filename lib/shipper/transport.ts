@@ -20,8 +20,8 @@ import {
   parseIdentity,
 } from "../protocol/identity.ts";
 import { REPLY_BYTES_MAX } from "../protocol/limits.ts";
-import { lossy } from "./invalid-text.ts";
 import type { PeerHealth } from "./messages.ts";
+import { lossy } from "./wire-row.ts";
 
 /** A node of ours names all of its tables and peers in /health: 500 and 256 are a few 100 KiB. */
 const HEALTH_BYTES_MAX = 1024 * 1024;

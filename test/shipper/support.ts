@@ -24,7 +24,6 @@ export interface LogEntry {
   readonly id?: string | Uint8Array | null;
   /** JSON text, or bytes of it. */
   readonly row?: string | Uint8Array | null;
-  readonly blobs?: string | null;
   readonly changeId?: number;
 }
 
@@ -38,7 +37,7 @@ export class LogFile {
     this.db.run("PRAGMA journal_mode = WAL");
     this.db.run(
       `CREATE TABLE _changes(change_id INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT, table_name TEXT,
-         row_id TEXT, row_data TEXT, was INTEGER, blobs TEXT)`,
+         row_id TEXT, row_data TEXT, was)`,
     );
   }
 
@@ -47,15 +46,14 @@ export class LogFile {
     const row = entry.row === undefined ? JSON.stringify({ id, updated_at: 1 }) : entry.row;
     // Bytes become text as they are: CAST does not look at them.
     const { lastInsertRowid } = this.db.run(
-      `INSERT INTO _changes(change_id, op, table_name, row_id, row_data, blobs)
-       VALUES(?, ?, ?, CAST(? AS TEXT), CAST(? AS TEXT), ?)`,
+      `INSERT INTO _changes(change_id, op, table_name, row_id, row_data)
+       VALUES(?, ?, ?, CAST(? AS TEXT), CAST(? AS TEXT))`,
       [
         entry.changeId ?? null,
         entry.op ?? "INSERT",
         entry.table === undefined ? "items" : entry.table,
         id,
         row,
-        entry.blobs ?? null,
       ],
     );
     return Number(lastInsertRowid);

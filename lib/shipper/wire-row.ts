@@ -1,17 +1,20 @@
 /**
- * Text that is not valid UTF-8, on its way into JSON.
+ * What a captured row needs on the wire besides its text, found in the bytes of that text.
  *
- * SQLite stores any bytes as text and its JSON functions pass them on as they are, but a body must
- * be UTF-8: receivers of every make would put U+FFFD in place of the bytes, and the nodes would
- * differ for ever. Such a value travels as the string `\x` + hex of its bytes, and its column is
- * named in the change's member "texts" (DESIGN.md, "Capture triggers"). This file works on the bytes
- * of one captured row, and only where a finished body was found not to be UTF-8, which is rare.
+ * BLOBs: the log marks them (store/row-json.ts), the wire names their columns in "blobs".
+ * Text that is not valid UTF-8: SQLite stores any bytes as text and its JSON functions pass them on
+ * as they are, but a body must be UTF-8: receivers of every make would put U+FFFD in place of the
+ * bytes, and the nodes would differ for ever. Such a value travels as the string `\x` + hex of its
+ * bytes, and its column is named in "texts" (DESIGN.md, "Capture triggers").
+ *
+ * Nearly all rows need neither, and a look at the finished body tells.
  */
 import { isUtf8 } from "node:buffer";
+import { BLOB_MARK } from "../store/row-json.ts";
 
 /** A captured row whose text can be sent, and the columns that were spelled in hex for it. */
 export interface SpelledRow {
-  readonly row: string;
+  readonly text: string;
   readonly texts: readonly string[];
 }
 
@@ -34,9 +37,46 @@ const ESCAPES: Readonly<Record<number, number>> = {
   116: 0x09,
 };
 
+/** Whether a BLOB is somewhere in this body. */
+export function hasBlobMark(json: Uint8Array): boolean {
+  return Buffer.from(json.buffer, json.byteOffset, json.length).includes(BLOB_MARK);
+}
+
 /**
- * Spells every string of the row's own members that is not UTF-8. Bytes that are wrong elsewhere (a
- * column's name, a row that is no object) have no such way out: they become U+FFFD.
+ * The columns whose value is a BLOB. The mark cannot be inside a string: a quote in there is escaped,
+ * and what follows it begins with two backslashes where the text has one.
+ */
+export function blobColumns(change: string): string[] {
+  const columns: string[] = [];
+  let at = change.indexOf(BLOB_MARK);
+  for (; at >= 0; at = change.indexOf(BLOB_MARK, at + BLOB_MARK.length)) {
+    const colon = skipSpaceBack(change, at - 1);
+    const end = skipSpaceBack(change, colon - 1);
+    if (change[colon] !== ":" || change[end] !== '"') continue;
+    const name: unknown = JSON.parse(change.slice(startOfString(change, end), end + 1));
+    columns.push(String(name));
+  }
+  return columns;
+}
+
+function skipSpaceBack(json: string, from: number): number {
+  let at = from;
+  while (at > 0 && json.charCodeAt(at) <= 0x20) at -= 1;
+  return at;
+}
+
+/** The place of the quote that opens the string whose closing quote is here. */
+function startOfString(json: string, end: number): number {
+  for (let at = json.lastIndexOf('"', end - 1); ; at = json.lastIndexOf('"', at - 1)) {
+    let backslashes = 0;
+    while (json[at - 1 - backslashes] === "\\") backslashes += 1;
+    if (at <= 0 || backslashes % 2 === 0) return Math.max(at, 0);
+  }
+}
+
+/**
+ * Spells every text of the row that is not UTF-8. Bytes that are wrong elsewhere (a column's name, a
+ * row that is no object) have no such way out: they become U+FFFD.
  */
 export function spellRow(row: Uint8Array): SpelledRow {
   const texts: string[] = [];
@@ -49,7 +89,7 @@ export function spellRow(row: Uint8Array): SpelledRow {
     keptFrom = member.to;
     texts.push(String(JSON.parse(lossy(row.subarray(member.nameFrom, member.nameTo)))));
   }
-  return { row: text + lossy(row.subarray(keptFrom)), texts };
+  return { text: text + lossy(row.subarray(keptFrom)), texts };
 }
 
 /** The JSON string that stands for these bytes. */
@@ -93,11 +133,15 @@ function skipSpace(json: Uint8Array, from: number): number {
   return at;
 }
 
-/** The place after the string that starts here. */
+/** The place after the string that starts here. Long ones are BLOBs, which have no escapes. */
 function endOfString(json: Uint8Array, from: number): number {
-  let at = from + 1;
-  while (at < json.length && json[at] !== QUOTE) at += json[at] === BACKSLASH ? 2 : 1;
-  return Math.min(at + 1, json.length);
+  for (let at = from + 1; ; at += 1) {
+    at = json.indexOf(QUOTE, at);
+    if (at < 0) return json.length;
+    let backslashes = 0;
+    while (json[at - 1 - backslashes] === BACKSLASH) backslashes += 1;
+    if (backslashes % 2 === 0) return at + 1;
+  }
 }
 
 /** The place after the value that starts here; objects and arrays are skipped whole. */
