@@ -100,6 +100,7 @@ test("pages join without gap or repeat, over equal, missing, huge and odd stamps
     .query<{ id: string }, []>("SELECT id FROM items ORDER BY created_at DESC, id DESC")
     .all()
     .map((row) => row.id);
+  expect(page(store, expected.length).next).toBeUndefined();
   for (const limit of [1, 2, 3, 5, 12, 13, 1_000]) {
     expect(allPages(store, limit).ids).toEqual(expected);
   }
@@ -163,6 +164,18 @@ test("an index that does not serve the order is not taken for one", () => {
   store.db.run("CREATE INDEX a ON items(node_id, created_at)");
   store.db.run("CREATE INDEX b ON items(created_at) WHERE name IS NOT NULL");
   expect(page(store, 1).order).toBe("id");
+});
+
+test("an index of another collation is not taken, one behind a UNIQUE constraint is", () => {
+  const schema = (constraint: string) =>
+    `CREATE TABLE items(id TEXT PRIMARY KEY, created_at TEXT, updated_at INTEGER${constraint})`;
+  const folded = open(schema(""));
+  fill(folded, MANY, uuid7, (n) => n);
+  folded.db.run("CREATE INDEX folded ON items(created_at COLLATE NOCASE)");
+  expect(page(folded, 1).order).toBe("id");
+  const unique = open(schema(", UNIQUE(created_at, id)"));
+  fill(unique, MANY, uuid7, (n) => n);
+  expect(page(unique, 1).order).toBe("created_at");
 });
 
 test("without created_at the rowid decides, or the id where ids rise or there is no rowid", () => {

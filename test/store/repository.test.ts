@@ -308,6 +308,20 @@ describe("constraints", () => {
     expect(store.tombstones.versionOf("parents", parent.id)).toBeUndefined();
   });
 
+  test.each(["RESTRICT", "NO ACTION"])(
+    "ON DELETE %s is a foreign key's refusal, in our words",
+    async (action) => {
+      const store = open(`
+      CREATE TABLE parents(id TEXT PRIMARY KEY, updated_at INTEGER);
+      CREATE TABLE children(id TEXT PRIMARY KEY, parent TEXT REFERENCES parents(id) ON DELETE ${action}, updated_at INTEGER)`);
+      const parent = await create(store, "{}", "parents");
+      await create(store, `{"parent": "${parent.id}"}`, "children");
+      expect(await refusalOf(remove(store, parent.id, "parents"))).toStartWith(
+        "409 a foreign key refuses it",
+      );
+    },
+  );
+
   test("a STRICT table's own refusal names the column", async () => {
     const store = open("CREATE TABLE s(id TEXT PRIMARY KEY, i INT, updated_at INTEGER) STRICT");
     store.db.run(
@@ -445,12 +459,31 @@ describe("statements follow the schema", () => {
     }
   });
 
-  test("nothing is left open when it is closed", async () => {
-    const store = new StoreFixture();
-    await createMany(store, Array(120).fill({ name: "x" }));
+  test("no statement is left open, neither of an earlier schema nor at the end", async () => {
+    const store = open();
+    const made: { readonly isFinalized: boolean }[] = [];
+    const prepare = store.db.prepare.bind(store.db);
+    store.db.prepare = ((sql: string) => {
+      const statement = prepare(sql);
+      made.push(statement as unknown as { readonly isFinalized: boolean });
+      return statement;
+    }) as typeof store.db.prepare;
+    const use = async () => {
+      const ids = await createMany(store, Array(120).fill({ name: "x" }));
+      await update(store, ids[0]!, '{"value": 1}');
+      await remove(store, ids[1]!);
+      store.repository.list(store.table(), 5, undefined);
+    };
+    await use();
+    const before = made.splice(0);
+    store.followSchema();
+    await use();
+    expect(before.length).toBeGreaterThan(5);
+    expect(before.filter((statement) => !statement.isFinalized)).toEqual([]);
+    made.length = 0;
     store.repository.list(store.table(), 5, undefined);
+    await use();
     store.repository.close();
-    expect(() => store.db.run("DROP TABLE items")).not.toThrow();
-    store.close();
+    expect(made.filter((statement) => !statement.isFinalized)).toEqual([]);
   });
 });

@@ -96,10 +96,9 @@ test.each([
   expect(refusal(json)).toStartWith(`400 ${message}`);
 });
 
-test("a million digits are refused at once", () => {
-  const started = performance.now();
-  expect(refusal(`{"i": ${"9".repeat(1_000_000)}}`)).toContain("64 bits");
-  expect(performance.now() - started).toBeLessThan(2_000);
+test("more digits than an int64 has are not made a BigInt of, which takes minutes for millions", () => {
+  expect(parseJson("9".repeat(20))).toBe(10n ** 20n - 1n);
+  expect(typeof parseJson("9".repeat(21))).toBe("object");
 });
 
 test("only a column without a type needs to be told that 1.0 is REAL", () => {

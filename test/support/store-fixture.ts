@@ -8,7 +8,7 @@ import { systemRandom } from "../../lib/base/random.ts";
 import { installTriggers, type Selection, survey } from "../../lib/store/catalog.ts";
 import { migrate } from "../../lib/store/migrations.ts";
 import { Repository } from "../../lib/store/repository.ts";
-import { hasForeignKeys, readTables, type SyncedTable } from "../../lib/store/schema.ts";
+import type { SyncedTable } from "../../lib/store/schema.ts";
 import { nameKey } from "../../lib/store/sql.ts";
 import { Tombstones } from "../../lib/store/tombstones.ts";
 import { WriteQueue, type WriteTransaction } from "../../lib/store/write-queue.ts";
@@ -46,6 +46,7 @@ export class StoreFixture {
   commits = 0;
   rollbacks = 0;
   #tables: readonly SyncedTable[] = [];
+  #foreignKeys = false;
   /** Runs in the next transaction before its writes, where settling would. */
   onSettle: () => void = () => {};
 
@@ -69,7 +70,7 @@ export class StoreFixture {
       db: this.db,
       clock: this.clock,
       timers: systemTimers,
-      hasForeignKeys: () => hasForeignKeys(readTables(this.db).values()),
+      hasForeignKeys: () => this.#foreignKeys,
       settle: () => this.onSettle(),
       finish: (_nowMs, logged) => this.logged.push(logged),
       committed: () => this.commits++,
@@ -89,7 +90,9 @@ export class StoreFixture {
 
   /** Reads the tables again and makes their triggers, as settling does. */
   followSchema(): void {
-    this.#tables = [...survey(this.db, this.#selection).synced.values()];
+    const { synced, foreignKeys } = survey(this.db, this.#selection);
+    this.#tables = [...synced.values()];
+    this.#foreignKeys = foreignKeys;
     for (const table of this.#tables) installTriggers(this.db, table);
   }
 
