@@ -176,8 +176,7 @@ class Node implements RunningNode {
       identity: () => store.identity(),
       reportError: (error, request) => this.#reportError(error, request),
     });
-    const { fetch } = app;
-    this.#server!.reload({ fetch: (request) => fetch(request) });
+    this.#server!.reload({ fetch: (request) => app.fetch(request) });
     this.#shipper = startShipper({
       workerUrl: this.#options.workerUrl,
       config: {
