@@ -52,9 +52,10 @@ export function survey(db: Database, selection: Selection): Survey {
   const notSynced: Unqualified[] = [];
   const notAsked: SyncedTable[] = [];
   const shadows = shadowTables(db);
+  const isSynced = syncedWhereAsked(db, tables, (key) => asked(key) && !shadows.has(key));
   for (const table of tables.values()) {
     if (shadows.has(table.key)) continue;
-    const verdict = qualifyTable(db, table, asked);
+    const verdict = qualifyTable(db, table, isSynced);
     if ("reason" in verdict) {
       if (asked(table.key)) notSynced.push(verdict);
     } else if (asked(table.key)) synced.set(table.key, verdict);
@@ -73,6 +74,28 @@ export function survey(db: Database, selection: Selection): Survey {
     });
   }
   return { synced, notSynced, notAsked, foreignKeys: hasForeignKeys(tables.values()) };
+}
+
+/**
+ * Whether a table that some trigger writes is a synced one. With `'*'` everything is asked for, also
+ * an FTS5 index or an audit table that can never be synced: triggers that write those are fine, and
+ * guarding them would leave received rows out of the index.
+ */
+function syncedWhereAsked(
+  db: Database,
+  tables: ReadonlyMap<string, Table>,
+  asked: (key: string) => boolean,
+): (key: string) => boolean {
+  const fits = new Map<string, boolean>();
+  return (key) => {
+    const table = tables.get(key);
+    if (table === undefined || !asked(key)) return false;
+    const known = fits.get(key);
+    if (known !== undefined) return known;
+    const isFit = !("reason" in qualifyTable(db, table, () => false));
+    fits.set(key, isFit);
+    return isFit;
+  };
 }
 
 /** Tables that belong to a virtual table (FTS5 and the like). */

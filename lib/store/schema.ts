@@ -406,7 +406,8 @@ function oddStamp(
       .prepare<{ kind: string; sample: string | null }, []>(
         `SELECT kind, min(stamp) AS sample FROM (
            SELECT CASE WHEN typeof(${c}) IN ('integer', 'null')
-                       THEN CASE WHEN abs(${c}) > ${STAMP_MS_MAX} THEN 'fine' ELSE 'ms' END
+                       THEN CASE WHEN ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}
+                                 THEN 'fine' ELSE 'ms' END
                        ELSE typeof(${c}) END AS kind, CAST(${c} AS TEXT) AS stamp
            FROM ${t} ORDER BY ${quoteName("id")} ${order} LIMIT ${STAMP_SAMPLE_ROWS})
          GROUP BY kind`,
@@ -419,7 +420,7 @@ function oddStamp(
       const unit = divisor === 1_000 ? "microseconds" : "nanoseconds";
       return {
         reason: `its updated_at holds ${unit} (${stamp}), and versions are milliseconds`,
-        remedy: `UPDATE ${t} SET ${c} = ${c} / ${divisor}; -- and let the application write milliseconds`,
+        remedy: `UPDATE ${t} SET ${c} = ${c} / ${divisor} WHERE ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}; -- and let the application write milliseconds`,
       };
     }
     return {
@@ -441,13 +442,14 @@ function rebuildSql(table: Table, wanted: string): string {
     .map((column) => `${quoteName(column.name)} ${column.declaredType}`.trim());
   const create = ["id TEXT PRIMARY KEY", ...rest, "updated_at INTEGER"].join(", ");
   const hasId = table.columns.some((column) => column.key === "id");
+  const stamps = table.columns.find((column) => column.key === "updated_at");
   const copied = names.filter(
     (name) => nameKey(name) !== '"id"' && nameKey(name) !== '"updated_at"',
   );
   const from = [
     hasId ? "CAST(id AS TEXT)" : "lower(hex(randomblob(16)))",
     ...copied,
-    "CAST(unixepoch() AS INTEGER) * 1000",
+    stampSql(stamps?.affinity),
   ];
   const into = ["id", ...copied, "updated_at"];
   return (
@@ -458,7 +460,20 @@ function rebuildSql(table: Table, wanted: string): string {
   );
 }
 
+/** The rows keep the time of their last change where the table knows it. */
+function stampSql(affinity: Affinity | undefined): string {
+  const now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000";
+  if (affinity === "integer") return "updated_at";
+  if (affinity !== "text") return now;
+  return `coalesce(CAST(strftime('%s', updated_at) AS INTEGER) * 1000, ${now})`;
+}
+
 const GUARD = "(SELECT value FROM _meta WHERE key = 'syncing') = 0";
+
+/** Before the first start there is no _meta, and a trigger that reads it would fail every write. */
+const FLAG_SQL =
+  "CREATE TABLE IF NOT EXISTS _meta(key TEXT PRIMARY KEY, value INTEGER);\n" +
+  "INSERT OR IGNORE INTO _meta(key, value) VALUES ('syncing', 0);\n";
 
 /** The trigger's own text with the guard added, to paste. */
 function guardedTriggerSql(trigger: UserTrigger): string {
@@ -470,7 +485,7 @@ function guardedTriggerSql(trigger: UserTrigger): string {
     when < 0
       ? `${trigger.sql.slice(0, tokens[begin]!.start)}WHEN ${GUARD}\n${body}`
       : `${trigger.sql.slice(0, tokens[when]!.end)} ${GUARD} AND (${trigger.sql.slice(tokens[when]!.end, tokens[begin]!.start).trim()})\n${body}`;
-  return `DROP TRIGGER ${quoteName(trigger.name)};\n${guarded};`;
+  return `${FLAG_SQL}DROP TRIGGER ${quoteName(trigger.name)};\n${guarded};`;
 }
 
 /** Whether any table of the file has foreign keys: only then enforcement has to be switched. */
