@@ -3,7 +3,15 @@
  * away. Whatever was answered to a writer is on both sides in the end, and nothing is dead-lettered.
  */
 import { describe, expect, test } from "bun:test";
-import { available, Fleet, type Make, type Member, settled, until } from "./support/fleet.ts";
+import {
+  available,
+  Fleet,
+  type Make,
+  type Member,
+  nextMillisecond,
+  settled,
+  until,
+} from "./support/fleet.ts";
 import type { Wire } from "./support/wire.ts";
 
 const PAIRS: readonly (readonly [Make, Make])[] = [
@@ -31,12 +39,6 @@ async function wiredPair(fleet: Fleet, left: Make, right: Make): Promise<WiredPa
 
 function setAll(wires: Wire[], mode: Parameters<Wire["set"]>[0]): void {
   for (const wire of wires) wire.set(mode);
-}
-
-/** Later than every stamp given so far, on any node of this machine. */
-async function nextMillisecond(): Promise<void> {
-  const now = Date.now();
-  await until("the clock to move on", () => Date.now() > now + 1);
 }
 
 async function expectNoDeadLetters(members: Member[]): Promise<void> {

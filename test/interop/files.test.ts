@@ -116,3 +116,56 @@ describe.each(PAIRS)("a file of %s, with %s beside it", (file, otherMake) => {
     expect((await other.item("back"))?.name).toBe("second life");
   });
 });
+
+/** A file of the time when nodes had a single table: their log does not name it. */
+const OLD_LAYOUT = `
+  CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, value INTEGER,
+    created_at INTEGER, updated_at INTEGER, node_id TEXT);
+  CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER);
+  INSERT INTO _meta VALUES('syncing', 0);
+  CREATE TABLE _changes(change_id INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT, row_id TEXT, row_data TEXT);
+  CREATE TABLE _dead_letter(dead_id INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT, row_id TEXT, row_data TEXT,
+    failed_at INTEGER, retry_count INTEGER DEFAULT 0);
+  CREATE TABLE _peer_state(peer_url TEXT PRIMARY KEY, last_acked INTEGER DEFAULT 0);
+  ${[
+    ["ai", "INSERT", "NEW"],
+    ["au", "UPDATE", "NEW"],
+    ["ad", "DELETE", "OLD"],
+  ]
+    .map(
+      ([suffix, op, side]) => `CREATE TRIGGER items_${suffix} AFTER ${op} ON items
+        WHEN (SELECT value FROM _meta WHERE key = 'syncing') = 0
+        BEGIN
+          INSERT INTO _changes(op, row_id, row_data) VALUES('${op}', ${side}.id, json_object(
+            'id', ${side}.id, 'name', ${side}.name, 'value', ${side}.value,
+            'created_at', ${side}.created_at, 'updated_at', ${side}.updated_at, 'node_id', ${side}.node_id));
+        END;`,
+    )
+    .join("\n")}
+  INSERT INTO items VALUES('sent', 'x', 1, ${T}, ${T}, 'old'), ('unsent', 'x', 2, ${T}, ${T}, 'old'),
+    ('removed', 'x', 3, ${T}, ${T}, 'old');
+  DELETE FROM items WHERE id = 'removed'`;
+
+test.skipIf(!available("ours", "go"))(
+  "a file of the oldest layout is carried on with",
+  async () => {
+    await using fleet = new Fleet();
+    const old = fleet.declare("ours");
+    const go = await fleet.node("go", [old]);
+    go.write(
+      `INSERT INTO items VALUES('sent', 'x', 1, ${T}, ${T}, 'old'), ('removed', 'x', 3, ${T}, ${T}, 'old')`,
+    );
+    old.write(
+      `${OLD_LAYOUT}; INSERT INTO _peer_state VALUES('${go.url}', 1); DELETE FROM _changes WHERE change_id = 1`,
+    );
+    old.peers = [go.url];
+    await old.start();
+    expect((await settled([old, go])).map((row) => row.match(/id=text:(\S+)/)?.[1])).toEqual([
+      "sent",
+      "unsent",
+    ]);
+    old.write("UPDATE items SET name = 'after' WHERE id = 'sent'");
+    await until("the first write after", async () => (await go.item("sent"))?.name === "after");
+    await settled([old, go]);
+  },
+);

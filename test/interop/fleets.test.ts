@@ -3,7 +3,16 @@
  * members write, and all end with the same rows.
  */
 import { describe, expect, test } from "bun:test";
-import { available, connectAll, Fleet, type Make, type Member, settled } from "./support/fleet.ts";
+import {
+  available,
+  connectAll,
+  Fleet,
+  type Make,
+  type Member,
+  nextMillisecond,
+  settled,
+} from "./support/fleet.ts";
+import { ROWS_PER_WRITER, star, writeOnAll } from "./support/traffic.ts";
 
 const MESHES: readonly (readonly Make[])[] = [
   ["ours", "ours", "go"],
@@ -13,23 +22,6 @@ const MESHES: readonly (readonly Make[])[] = [
   ["ours", "go", "node"],
   ["ours", "go", "node", "ours"],
 ];
-
-/** Rows that every member makes, changes and removes, and rows of one that others change. */
-async function writeOnAll(members: Member[]): Promise<void> {
-  await Promise.all(
-    members.map(async (member) => {
-      for (let i = 0; i < 20; i++) {
-        const id = await member.create(`${member.id} ${i}`, i);
-        if (i % 3 === 0) await member.update(id, `${member.id} ${i}, changed`, -i);
-        if (i % 5 === 0) await member.remove(id);
-      }
-      await member.createMany(200, member.id);
-    }),
-  );
-}
-
-/** What one writer of `writeOnAll` leaves. */
-const ROWS_PER_WRITER = 216;
 
 /** Every member changes a row that another one made, when all have it. */
 async function changeEachOthers(members: Member[]): Promise<void> {
@@ -51,7 +43,7 @@ describe.each(MESHES.map((makes) => [makes.join(", "), makes] as const))(
     test.skipIf(!available(...makes))("ends equal when all write", async () => {
       await using fleet = new Fleet();
       const members = await fleet.mesh(...makes);
-      await writeOnAll(members);
+      await writeOnAll(members, nextMillisecond);
       expect(await settled(members)).toHaveLength(ROWS_PER_WRITER * members.length);
       await changeEachOthers(members);
       const rows = await settled(members);
@@ -62,20 +54,16 @@ describe.each(MESHES.map((makes) => [makes.join(", "), makes] as const))(
 );
 
 describe.each(["with", "without"])("spokes of one Go hub, ours %s --url", (url) => {
-  test.skipIf(!available("ours", "go", "node", "hub"))("end equal when all write", async () => {
+  const here = test.skipIf(!available("ours", "go", "node", "hub"));
+  const makes = ["ours", "go", "node", "ours"] as const;
+
+  here("end equal when all write, one step after the other", async () => {
     await using fleet = new Fleet();
-    const hub = fleet.declare("hub");
-    const spokes = (["ours", "go", "node", "ours"] as const).map((make) => fleet.declare(make));
-    hub.peers = spokes.map((spoke) => spoke.url);
-    for (const spoke of spokes) {
-      spoke.peers = [hub.url];
-      if (url === "with" && spoke.make === "ours") spoke.flags.push("--url", spoke.url);
-    }
-    await Promise.all([hub, ...spokes].map((member) => member.start()));
-    await writeOnAll(spokes);
-    expect(await settled([hub, ...spokes])).toHaveLength(ROWS_PER_WRITER * spokes.length);
+    const { all, spokes } = await star(fleet, makes, { url: url === "with" });
+    await writeOnAll(spokes, () => settled(all));
+    expect(await settled(all)).toHaveLength(ROWS_PER_WRITER * spokes.length);
     await changeEachOthers(spokes);
-    const rows = await settled([hub, ...spokes]);
+    const rows = await settled(all);
     for (const spoke of spokes) expect(rows.join("\n")).toContain(`changed by ${spoke.id}`);
   });
 });
@@ -98,8 +86,8 @@ test.skipIf(!available("ours", "go", "node", "hub"))(
     }
     const nodes = [...inNorth, ...inSouth];
     await Promise.all([north, south, ...nodes].map((member) => member.start()));
-    await writeOnAll(nodes);
     const all = [north, south, ...nodes];
+    await writeOnAll(nodes, () => settled(all));
     expect(await settled(all, { limitMs: 30_000 })).toHaveLength(ROWS_PER_WRITER * nodes.length);
     // The other hub is away for a while: this side's hub keeps what it acknowledged.
     await south.stop();

@@ -7,7 +7,7 @@ import { Database } from "bun:sqlite";
 import { setDefaultTimeout } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import { buildPeers } from "./build.ts";
 import { Recorder, Tap, Wire, type WireChange } from "./wire.ts";
 
@@ -17,11 +17,18 @@ export type Make = "ours" | "go" | "node" | "hub";
 const ROOT = join(import.meta.dir, "..", "..", "..");
 const peers = await buildPeers();
 const commands: Record<Make, string[] | undefined> = {
-  ours: process.env["HOOK_SYNC_COMMAND"]?.split(" ") ?? [process.execPath, join(ROOT, "server.ts")],
+  ours: commandOfOurs(process.env["HOOK_SYNC_COMMAND"]),
   go: peers.go,
   node: peers.node,
   hub: peers.hub,
 };
+
+/** From the sources, or what the variable names (the executable, say), from the top of the repository. */
+function commandOfOurs(given: string | undefined): string[] {
+  if (given === undefined) return [process.execPath, join(ROOT, "server.ts")];
+  const [program = "", ...words] = given.split(" ");
+  return [program.includes("/") ? resolve(ROOT, program) : program, ...words];
+}
 
 /** Ours reads its flags from the environment, too, and must not take the suite's own for them. */
 const environment = Object.fromEntries(
@@ -61,6 +68,12 @@ export async function until<T>(
     }
     await Bun.sleep(10);
   }
+}
+
+/** Waits until a clock of this machine gives later stamps than any so far. */
+export async function nextMillisecond(): Promise<void> {
+  const now = Date.now();
+  await until("the clock to move on", () => Date.now() > now + 1);
 }
 
 /** Below the range that systems hand out by themselves, so that no connection takes one meanwhile. */
@@ -410,7 +423,8 @@ export async function settled(
   const first = nodes[0];
   if (first === undefined) throw new Error("nothing to compare");
   const end = performance.now() + limitMs;
-  for (;;) {
+  // Comparing is dear for large tables, and some differences are mended only after a minute.
+  for (let pauseMs = 20; ; pauseMs = Math.min(pauseMs * 1.5, 500)) {
     await quiet(members, Math.max(end - performance.now(), 1));
     const wanted = first.content(table);
     const other = nodes.find((node) => !Bun.deepEquals(node.content(table), wanted));
@@ -418,7 +432,7 @@ export async function settled(
     if (performance.now() > end) {
       throw new Error(`still different after ${limitMs} ms: ${difference(first, other, table)}`);
     }
-    await Bun.sleep(20);
+    await Bun.sleep(pauseMs);
   }
 }
 
