@@ -1,7 +1,7 @@
 /** README is held to the program: every flag there is, and none there is not. */
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { SETTINGS } from "../lib/config.ts";
 import manifest from "../package.json" with { type: "json" };
 
@@ -25,4 +25,14 @@ test("the scripts it tells of are there", () => {
   const missing = told.map(([, name]) => name!).filter((name) => !(name in manifest.scripts));
   expect(told.length).toBeGreaterThan(3);
   expect(missing).toEqual([]);
+});
+
+test("the map names every file of lib, and none that is gone", () => {
+  const lib = join(import.meta.dir, "..", "lib");
+  const named = readFileSync(join(lib, "README.md"), "utf8")
+    .match(/^\| .*/gm)!
+    .join("\n");
+  const files = [...new Bun.Glob("**/*.ts").scanSync(lib)].map((path) => basename(path));
+  const mapped = [...named.matchAll(/`(?:[a-z]+\/)?([a-z-]+\.ts)`/g)].map(([, name]) => name!);
+  expect([...new Set(mapped)].sort()).toEqual([...new Set(files)].sort());
 });
