@@ -38,6 +38,11 @@ export function rowJsonSql(alias: string, columns: readonly JsonColumn[]): strin
   return `'{' || ${inner.join(" || ',' || ")} || '}'`;
 }
 
+/** `$."name"` for json_extract; a quote inside a name is written as JSON writes it. */
+export function jsonPath(name: string): string {
+  return `$.${JSON.stringify(name)}`;
+}
+
 function valueSql(value: string, holds: JsonColumn["holds"]): string {
   const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${value})) || '"')`;
   if (holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${value} END`;

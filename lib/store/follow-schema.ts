@@ -1,0 +1,130 @@
+/**
+ * What has to move when a synced table or a column of it gets another name or shape: what was logged and
+ * not yet sent, what is noted of its rows, and the selection. Used when settling finds that another
+ * program did it, and by `hook-sync alter`. Everything runs inside the caller's transaction.
+ */
+import type { Database } from "bun:sqlite";
+import { type KnownTable, readSelection, renamedTo, writeSelection } from "./catalog.ts";
+import { jsonPath, rowJsonSql } from "./row-json.ts";
+import { readTables, type SyncedTable } from "./schema.ts";
+import { nameKey, quoteName, quoteText } from "./sql.ts";
+
+export interface Renamed {
+  readonly from: string;
+  readonly to: string;
+}
+
+/** Tables of ours, by key, that are keyed by a table's name. */
+const KEYED_BY_TABLE = [
+  "_hooksync_tombstones",
+  "_hooksync_columns",
+  "_hooksync_origins",
+  "_hooksync_contested",
+];
+
+/**
+ * Finds known tables that were renamed with their triggers, and carries over what is theirs. `known`
+ * follows.
+ */
+export function followTableRenames(
+  db: Database,
+  known: Map<string, KnownTable>,
+  settledThrough: number,
+): Renamed[] {
+  const tables = readTables(db);
+  const renamed: Renamed[] = [];
+  for (const [key, table] of [...known]) {
+    if (tables.has(key)) continue;
+    const to = renamedTo(db, table, tables);
+    if (to === undefined || known.has(nameKey(to))) continue;
+    carryTable(db, table.name, to, settledThrough);
+    known.delete(key);
+    known.set(nameKey(to), { name: to, columns: table.columns });
+    renamed.push({ from: table.name, to });
+  }
+  return renamed;
+}
+
+/** What was settled leaves under the old name: that is the one that peers know. */
+export function carryTable(db: Database, from: string, to: string, settledThrough: number): void {
+  const key = nameKey(from);
+  db.prepare("UPDATE _changes SET table_name = ? WHERE change_id > ? AND table_name = ?").run(
+    to,
+    settledThrough,
+    from,
+  );
+  for (const own of KEYED_BY_TABLE) {
+    db.prepare(`UPDATE OR REPLACE ${own} SET tbl = ? WHERE tbl = ?`).run(nameKey(to), key);
+  }
+  db.prepare("UPDATE _hooksync_noted SET tbl = ? WHERE tbl = ?").run(to, from);
+  const selection = readSelection(db);
+  if (!selection?.names.includes(key)) return;
+  writeSelection(db, {
+    ...selection,
+    names: selection.names.map((asked) => (asked === key ? nameKey(to) : asked)),
+  });
+}
+
+/**
+ * The table's columns are others than `before`: keys of renamed ones are put right in everything that
+ * was not sent, and what was logged since is captured again. Returns whether settled entries changed.
+ */
+export function followColumns(
+  db: Database,
+  table: SyncedTable,
+  before: readonly string[],
+  settledThrough: number,
+): boolean {
+  const columns = table.columns.map((column) => column.name);
+  // Added ones stand at the end, and none can go while triggers name it: the rest was renamed in place.
+  const isRename = columns.length >= before.length && before.some((name, i) => name !== columns[i]);
+  if (isRename) {
+    for (const [i, name] of before.entries()) {
+      if (columns[i] !== name) renameColumn(db, table, name, columns[i]!);
+    }
+  }
+  captureAgain(db, table, settledThrough);
+  return isRename;
+}
+
+/** RENAME COLUMN leaves the JSON keys of what was captured under the old name. */
+function renameColumn(db: Database, table: SyncedTable, from: string, to: string): void {
+  const path = quoteText(jsonPath(from));
+  db.prepare(
+    `UPDATE _changes
+     SET row_data = json_set(json_remove(row_data, ${path}), ?, json(row_data -> ${path}))
+     WHERE table_name = ? AND json_valid(row_data) AND json_type(row_data, ${path}) IS NOT NULL`,
+  ).run(jsonPath(to), table.name);
+  renameColumnNotes(db, table, nameKey(from), nameKey(to));
+}
+
+/**
+ * The column brings its version along. Peers that had renamed it before may have sent newer values
+ * under the new name: those stay noted and are written; older ones go.
+ */
+function renameColumnNotes(db: Database, table: SyncedTable, from: string, to: string): void {
+  const version = `t.${quoteName(table.version.name)}`;
+  db.prepare(
+    `DELETE FROM _hooksync_columns AS n
+     WHERE n.tbl = ?1 AND n.col = ?3 AND n.version <= coalesce(
+       (SELECT o.version FROM _hooksync_columns AS o WHERE o.tbl = ?1 AND o.id = n.id AND o.col = ?2),
+       (SELECT ${version} FROM ${quoteName(table.name)} AS t WHERE t.${quoteName(table.id.name)} = n.id))`,
+  ).run(table.key, from, to);
+  db.prepare("UPDATE OR IGNORE _hooksync_columns SET col = ?3 WHERE tbl = ?1 AND col = ?2").run(
+    table.key,
+    from,
+    to,
+  );
+  db.prepare("DELETE FROM _hooksync_columns WHERE tbl = ? AND col = ?").run(table.key, from);
+}
+
+/** Entries logged by triggers of another shape: the row as it is now replaces what they captured. */
+function captureAgain(db: Database, table: SyncedTable, settledThrough: number): void {
+  const t = quoteName(table.name);
+  const id = quoteName(table.id.name);
+  db.prepare(
+    `UPDATE _changes SET row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE t.${id} = row_id)
+     WHERE change_id > ? AND table_name = ? AND op <> 'DELETE'
+       AND row_id IN (SELECT ${id} FROM ${t})`,
+  ).run(settledThrough, table.name);
+}
