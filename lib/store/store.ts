@@ -427,6 +427,8 @@ export class Store {
     this.db.run("BEGIN IMMEDIATE");
     try {
       const configured = this.peers.configure(urls, normalise);
+      // A peer that is gone no longer holds the log.
+      this.peers.prune();
       if (this.peers.rows().some((peer) => peer.make === "foreign"))
         this.healing.activate(this.#options.clock.nowMs());
       this.db.run("COMMIT");
