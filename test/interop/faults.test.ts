@@ -2,7 +2,7 @@
  * Pairs under everything a network and a power cut do: partitions, crashes, lost replies, a side that is
  * away. Whatever was answered to a writer is on both sides in the end, and nothing is dead-lettered.
  */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   available,
   Fleet,
@@ -10,9 +10,12 @@ import {
   type Member,
   nextMillisecond,
   settled,
+  TEST_MS_MAX,
   until,
 } from "./support/fleet.ts";
 import type { Wire } from "./support/wire.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const PAIRS: readonly (readonly [Make, Make])[] = [
   ["ours", "go"],

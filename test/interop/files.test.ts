@@ -2,9 +2,19 @@
  * Files handed back and forth: what a foreign node wrote, ours opens and carries on with, and the other
  * way round, changes that are still unsent included, while the other node of the pair keeps running.
  */
-import { describe, expect, test } from "bun:test";
-import { available, Fleet, type Make, type Member, settled, until } from "./support/fleet.ts";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import {
+  available,
+  Fleet,
+  type Make,
+  type Member,
+  settled,
+  TEST_MS_MAX,
+  until,
+} from "./support/fleet.ts";
 import type { Wire } from "./support/wire.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const T = 1_700_000_000_000;
 

@@ -2,7 +2,7 @@
  * Mixed fleets of three and more: meshes, a star through the hub, two regions joined by their hubs. All
  * members write, and all end with the same rows.
  */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   available,
   connectAll,
@@ -11,8 +11,11 @@ import {
   type Member,
   nextMillisecond,
   settled,
+  TEST_MS_MAX,
 } from "./support/fleet.ts";
 import { ROWS_PER_WRITER, star, writeOnAll } from "./support/traffic.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const MESHES: readonly (readonly Make[])[] = [
   ["ours", "ours", "go"],

@@ -6,7 +6,7 @@
  * Some orders of arrival cannot be mended by an answer to a message: there ours repeats what is
  * contested a minute later. Those stories run side by side, so that the suite waits for one minute only.
  */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   available,
   Fleet,
@@ -16,10 +16,13 @@ import {
   nextMillisecond,
   quiet,
   settled,
+  TEST_MS_MAX,
   until,
 } from "./support/fleet.ts";
 import { ROWS_PER_WRITER, star, writeOnAll } from "./support/traffic.ts";
 import type { Wire } from "./support/wire.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const T = 1_700_000_000_000;
 

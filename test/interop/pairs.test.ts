@@ -2,7 +2,7 @@
  * Every ordered pair of makes: what one writes, the other holds, by value and type, for every operation
  * and every kind of value that both can hold; and what becomes of a value that the other cannot hold.
  */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import {
   available,
   Fleet,
@@ -10,8 +10,11 @@ import {
   type Member,
   quiet,
   settled,
+  TEST_MS_MAX,
   until,
 } from "./support/fleet.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const T = 1_700_000_000_000;
 const MAKES: readonly Make[] = ["ours", "go", "node"];

@@ -2,9 +2,11 @@
  * The reference peers themselves: they are worth testing against only as long as they put on the wire
  * what the nodes in the field do, and can sync with each other without any node of ours.
  */
-import { describe, expect, test } from "bun:test";
-import { available, Fleet, type Member, settled, until } from "./support/fleet.ts";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { available, Fleet, type Member, settled, TEST_MS_MAX, until } from "./support/fleet.ts";
 import { normalised, readRecording, recordedNode, recordScript } from "./support/script.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 describe.each(["go", "node"] as const)("the %s peer", (make) => {
   test.skipIf(!available(make))("sends what the recorded node of its make sent", async () => {

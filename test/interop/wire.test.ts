@@ -4,10 +4,10 @@
  *
  * After a change on purpose: HOOK_SYNC_GOLDEN=write bun test test/interop/wire
  */
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { available, Fleet, type Member } from "./support/fleet.ts";
+import { available, Fleet, type Member, TEST_MS_MAX } from "./support/fleet.ts";
 import {
   normalised,
   type Recorded,
@@ -15,6 +15,8 @@ import {
   recordedNode,
   recordScript,
 } from "./support/script.ts";
+
+setDefaultTimeout(TEST_MS_MAX);
 
 const GOLDEN = "golden/ours.jsonl";
 

@@ -4,7 +4,6 @@
  * Nothing of our implementation is imported here, so what passes is what a stranger would see.
  */
 import { Database } from "bun:sqlite";
-import { setDefaultTimeout } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -44,8 +43,8 @@ export function available(...makes: Make[]): boolean {
 const PATIENCE_MS = 15_000;
 const START_MS_MAX = 15_000;
 
-/** Above every patience of a test with several waits, so that a failure says what it waited for. */
-setDefaultTimeout(60_000);
+/** For a whole test: above every patience within it, so that a failure says what it waited for. */
+export const TEST_MS_MAX = 60_000;
 
 /** Asks until the answer is neither false nor undefined, and says what it waited for if it never is. */
 export async function until<T>(
