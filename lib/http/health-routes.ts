@@ -4,7 +4,7 @@
  * should go elsewhere.
  */
 import { Hono } from "hono";
-import { formatIdentity, IDENTITY_HEADER, type Identity } from "../protocol/identity.ts";
+import { formatIdentity, IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
 import type { PeerStatus } from "../shipper/messages.ts";
 import type { Unqualified } from "../store/schema.ts";
 import { JSON_TYPE } from "./errors.ts";
@@ -37,14 +37,16 @@ export interface HealthReport {
 
 export interface HealthSource {
   health(): HealthReport;
-  identity(): Identity;
+  /** With `last=`, the mark of that file, where a peer of ours asks. */
+  identity(askedByDb: string | undefined): Identity;
 }
 
 export function healthRoutes(source: HealthSource): Hono {
   return new Hono()
-    .get("/health", () => {
+    .get("/health", (c) => {
+      const askedByDb = parseIdentity(c.req.header(IDENTITY_HEADER))?.db;
       return new Response(JSON.stringify(healthJson(source.health())), {
-        headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(source.identity()) },
+        headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(source.identity(askedByDb)) },
       });
     })
     .get("/health/ready", () => {

@@ -62,3 +62,12 @@ function readCount(text: string | undefined): number | undefined {
   const count = Number(text);
   return Number.isSafeInteger(count) ? count : undefined;
 }
+
+/**
+ * A short hash that tells two changes of one number apart: sender and receiver make it from what both
+ * have, the operation, the table, the id and the version.
+ */
+export function hashChange(op: unknown, table: unknown, id: unknown, version: unknown): string {
+  const parts = JSON.stringify([op ?? null, table ?? null, id ?? null, version ?? null]);
+  return new Bun.CryptoHasher("sha256").update(parts).digest("hex").slice(0, 12);
+}

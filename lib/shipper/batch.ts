@@ -32,11 +32,12 @@ export type BatchRead =
 
 /** Where the shipper's batches come from. Synchronous: a call is one short read of the log. */
 export interface BatchSource {
-  read(window: BatchWindow, settledThrough: number): BatchRead;
+  /** `peer` is given while some entries are for one peer alone; then those of others are left out. */
+  read(window: BatchWindow, settledThrough: number, peer?: string): BatchRead;
   /** The ids of the changes after `after` up to `through`, ascending. */
-  changeIds(after: number, through: number): number[];
+  changeIds(after: number, through: number, peer?: string): number[];
   /** How many changes there are after `after` up to `through`; counting stops at `countMax`. */
-  count(after: number, through: number, countMax: number): number;
+  count(after: number, through: number, countMax: number, peer?: string): number;
   /** Settled changes were rewritten: bodies made before are not what the log says now. */
   forget(): void;
 }
@@ -76,15 +77,18 @@ const CHANGE_BYTES = `
   + ifnull(octet_length(row_data), 4)
   + CASE WHEN op = 'DELETE' THEN octet_length(json_quote(CAST(row_id AS TEXT))) ELSE 4 END`;
 
+/** Entries for another peer alone are passed over; NULL: there are none, and nobody need look. */
+const FOR_PEER = "(?4 IS NULL OR only_for IS NULL OR only_for = ?4)";
+
 const EXTENT_SQL = `
   SELECT count(*) AS count, max(change_id) AS through, total(octet_length(row_data)) AS bytes
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2`;
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}`;
 
 const NTH_SQL = `
   SELECT change_id AS id
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}
   ORDER BY change_id
   LIMIT 1 OFFSET ?3`;
 
@@ -96,7 +100,7 @@ const FITTING_SQL = `
     SELECT change_id AS id,
       sum(${CHANGE_BYTES}) OVER (ORDER BY change_id ROWS UNBOUNDED PRECEDING) AS running
     FROM _changes
-    WHERE change_id > ?1 AND change_id <= ?2)`;
+    WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER})`;
 
 /** The range is walked by its key, so the changes come in its order. */
 const BODY_SQL = `
@@ -104,12 +108,12 @@ const BODY_SQL = `
     CAST('{"batch_id":' || max(change_id) || ',"changes":[' || group_concat(${CHANGE}, ',') || ']}'
       AS BLOB) AS body
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2`;
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}`;
 
 const CHANGES_SQL = `
   SELECT ${CHANGE} AS change
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}
   ORDER BY change_id`;
 
 const PARTS_SQL = `
@@ -117,13 +121,13 @@ const PARTS_SQL = `
     CAST(row_id AS BLOB) AS rowId, CAST(row_data AS BLOB) AS row,
     CAST(${CHANGE} AS BLOB) AS change
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}
   ORDER BY change_id`;
 
 const IDS_SQL = `
   SELECT change_id AS id
   FROM _changes
-  WHERE change_id > ?1 AND change_id <= ?2
+  WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}
   ORDER BY change_id`;
 
 const COUNT_SQL = `
@@ -131,11 +135,14 @@ const COUNT_SQL = `
   FROM (
     SELECT 1
     FROM _changes
-    WHERE change_id > ?1 AND change_id <= ?2
+    WHERE change_id > ?1 AND change_id <= ?2 AND ${FOR_PEER}
     LIMIT ?3)`;
 
-type Range = [after: number, through: number];
-type RangeAnd = [after: number, through: number, third: number];
+type Range = [after: number, through: number, third: null, peer: Peer];
+type RangeAnd = [after: number, through: number, third: number, peer: Peer];
+
+/** Whose entries are wanted where some are for one peer alone; null: none are. */
+type Peer = string | null;
 
 interface Parts {
   readonly id: number;
@@ -171,6 +178,8 @@ export class LogBatchSource implements BatchSource {
   readonly #parts: Statement<Parts, Range>;
   readonly #ids: Statement<{ id: number }, Range>;
   readonly #count: Statement<{ count: number }, RangeAnd>;
+  /** Of the call that is being answered; everything here is synchronous. */
+  #peer: Peer = null;
   /** Least recently used first. */
   readonly #cache = new Map<string, CachedBatch>();
 
@@ -188,16 +197,17 @@ export class LogBatchSource implements BatchSource {
     this.#count = db.prepare(COUNT_SQL);
   }
 
-  read(window: BatchWindow, settledThrough: number): BatchRead {
+  read(window: BatchWindow, settledThrough: number, peer?: string): BatchRead {
+    this.#peer = peer ?? null;
     const changesMax = Math.min(window.changesMax ?? this.#changesMax, this.#changesMax);
     const bytesMax = Math.min(window.bytesMax ?? this.#bytesMax, this.#bytesMax);
     const last = Math.min(window.through ?? settledThrough, settledThrough);
     if (window.skip > 0) {
-      const skipped = this.#nth.get(window.after, last, window.skip - 1);
+      const skipped = this.#nth.get(window.after, last, window.skip - 1, this.#peer);
       if (!skipped) return { kind: "nothing" };
       return this.#readUpTo(skipped.id, last, changesMax, bytesMax);
     }
-    const key = `${window.after} ${window.through} ${changesMax} ${bytesMax}`;
+    const key = `${window.after} ${window.through} ${changesMax} ${bytesMax} ${peer ?? ""}`;
     const cached = this.#cached(key, settledThrough);
     if (cached) return { kind: "batch", batch: cached };
     const read = this.#readUpTo(window.after, last, changesMax, bytesMax);
@@ -212,12 +222,14 @@ export class LogBatchSource implements BatchSource {
     return read;
   }
 
-  changeIds(after: number, through: number): number[] {
-    return this.#ids.all(after, through).map(({ id }) => id);
+  changeIds(after: number, through: number, peer?: string): number[] {
+    this.#peer = peer ?? null;
+    return this.#ids.all(after, through, null, this.#peer).map(({ id }) => id);
   }
 
-  count(after: number, through: number, countMax: number): number {
-    return this.#count.get(after, through, countMax)!.count;
+  count(after: number, through: number, countMax: number, peer?: string): number {
+    this.#peer = peer ?? null;
+    return this.#count.get(after, through, countMax, this.#peer)!.count;
   }
 
   forget(): void {
@@ -241,7 +253,7 @@ export class LogBatchSource implements BatchSource {
     const fits = extent.bytes + extent.count * CHANGE_BYTES_GUESS + ENVELOPE_BYTES <= bytesMax;
     let through = extent.through;
     if (!fits) {
-      const fitting = this.#fitting.get(after, through, bytesMax - ENVELOPE_BYTES)!;
+      const fitting = this.#fitting.get(after, through, bytesMax - ENVELOPE_BYTES, this.#peer)!;
       if (fitting.first === null) return { kind: "nothing" };
       const single = fitting.through === null || fitting.through === fitting.first;
       const bytes = fitting.firstBytes! + ENVELOPE_BYTES;
@@ -263,14 +275,14 @@ export class LogBatchSource implements BatchSource {
     changesMax: number,
   ): { count: number; through: number | null; bytes: number } {
     const guess = Math.min(last, after + changesMax);
-    const extent = this.#extent.get(after, guess)!;
+    const extent = this.#extent.get(after, guess, null, this.#peer)!;
     if (guess === last || extent.count > changesMax / 2) return extent;
-    const counted = this.#nth.get(after, last, changesMax - 1)?.id ?? last;
-    return this.#extent.get(after, counted)!;
+    const counted = this.#nth.get(after, last, changesMax - 1, this.#peer)?.id ?? last;
+    return this.#extent.get(after, counted, null, this.#peer)!;
   }
 
   #build(after: number, through: number, bytesMax: number): BatchRead {
-    const built = this.#body.get(after, through)!;
+    const built = this.#body.get(after, through, null, this.#peer)!;
     if (built.through === null) return { kind: "nothing" };
     const { count } = built;
     const body = this.#complete(built.body, after, built.through);
@@ -282,9 +294,9 @@ export class LogBatchSource implements BatchSource {
 
   /** Where to end instead, when long names or text in hex made a body longer than it looked. */
   #shortened(after: number, through: number, count: number, bytesMax: number): number {
-    const fitting = this.#fitting.get(after, through, bytesMax - ENVELOPE_BYTES)!;
+    const fitting = this.#fitting.get(after, through, bytesMax - ENVELOPE_BYTES, this.#peer)!;
     if (fitting.through !== null && fitting.through < through) return fitting.through;
-    return this.#nth.get(after, through, Math.ceil(count / 2) - 1)!.id;
+    return this.#nth.get(after, through, Math.ceil(count / 2) - 1, this.#peer)!.id;
   }
 
   /** The body, where rows need more than their text (wire-row.ts) made again change by change. */
@@ -293,11 +305,11 @@ export class LogBatchSource implements BatchSource {
     after: number,
     through: number,
   ): Uint8Array<ArrayBuffer> {
-    if (!isUtf8(body)) return envelope(through, this.#parts.all(after, through).map(spellChange));
+    if (!isUtf8(body)) return envelope(through, this.#parts.all(after, through, null, this.#peer).map(spellChange));
     if (!hasBlobMark(body)) return body;
     return envelope(
       through,
-      this.#changes.all(after, through).map(({ change }) => withBlobsNamed(change)),
+      this.#changes.all(after, through, null, this.#peer).map(({ change }) => withBlobsNamed(change)),
     );
   }
 

@@ -28,7 +28,7 @@ export interface ShipperHandleOptions {
 
 export interface ShipperHandle {
   /** Tells that the log is settled up to this change id; see `ToShipper` for `rewritten`. */
-  settled(through: number, rewritten?: boolean): void;
+  settled(through: number, rewritten?: boolean, targeted?: boolean): void;
   /** Ships until nothing waits, at most this long; answers how much the last peer still lacks. */
   drain(withinMs: number): Promise<number>;
   /** Asks these peers, or all, for their /health; the answers come as messages. */
@@ -93,9 +93,9 @@ class WorkerShipper implements ShipperHandle {
     });
   }
 
-  settled(through: number, rewritten = false): void {
+  settled(through: number, rewritten = false, targeted = false): void {
     this.#settledThrough = Math.max(this.#settledThrough, through);
-    this.#send(rewritten ? { kind: "settled", through, rewritten } : { kind: "settled", through });
+    this.#send({ kind: "settled", through, rewritten, targeted });
   }
 
   readHealth(peers?: readonly string[]): void {

@@ -4,6 +4,7 @@
  * the worker owns the links to the peers and only reads.
  */
 import type { LogLevel } from "../base/log.ts";
+import type { Mark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
 
 export interface ShipperConfig {
@@ -18,6 +19,8 @@ export interface ShipperConfig {
   /** Whether HTTP_PROXY and friends are used to reach peers (`--use-proxy`). */
   readonly useProxy: boolean;
   readonly settledThrough: number;
+  /** Whether the log holds entries for one peer alone (a fill). */
+  readonly targeted?: boolean;
   readonly peers: readonly PeerStart[];
 }
 
@@ -27,7 +30,12 @@ export type ToShipper =
    * A commit settled the log up to this change id; nothing past it may be read. `rewritten` says that
    * entries at or below it were changed (a column was renamed): what was read ahead is read again.
    */
-  | { readonly kind: "settled"; readonly through: number; readonly rewritten?: boolean }
+  | {
+      readonly kind: "settled";
+      readonly through: number;
+      readonly rewritten?: boolean;
+      readonly targeted?: boolean;
+    }
   /** Read GET /health of these peers now (all of them when absent). */
   | { readonly kind: "read-health"; readonly peers?: readonly string[] }
   /** Ship until nothing waits, then answer `drained`; give up `withinMs` from now. */
@@ -57,6 +65,14 @@ export type FromShipper =
     }
   | { readonly kind: "status"; readonly peers: readonly PeerStatus[] }
   | { readonly kind: "peer-health"; readonly health: PeerHealth }
+  /** A peer of ours committed less, or more, of this file's batches than it acknowledged to it. */
+  | {
+      readonly kind: "mark-differs";
+      readonly peer: string;
+      /** The last batch id acknowledged when the request was sent. */
+      readonly prev: number;
+      readonly last: Mark;
+    }
   | {
       readonly kind: "log";
       readonly level: LogLevel;

@@ -15,6 +15,7 @@ import { ATTEMPTS_MAX, retryPauseMs, slowPauseMs } from "../base/backoff.ts";
 import type { Cancel, Clock, Timers } from "../base/clock.ts";
 import type { LogLevel } from "../base/log.ts";
 import type { Random } from "../base/random.ts";
+import type { Identity } from "../protocol/identity.ts";
 import { type Batch, type BatchRead, type BatchSource, isStoreError } from "./batch.ts";
 import type {
   FromShipper,
@@ -46,7 +47,7 @@ const CLOCK_OFFSET_MS_MIN = 1_500;
 
 export type ShipperSettings = Pick<
   ShipperConfig,
-  "dbId" | "batchChangesMax" | "settledThrough" | "peers"
+  "dbId" | "batchChangesMax" | "settledThrough" | "targeted" | "peers"
 >;
 
 export interface ShipperOptions {
@@ -95,10 +96,12 @@ interface Peer {
 export class Shipper {
   readonly #options: ShipperOptions;
   /** Windows to be read as soon as nothing is left to be sent. */
-  readonly #readAhead: BatchWindow[] = [];
+  readonly #readAhead: { readonly window: BatchWindow; readonly peer: Peer }[] = [];
   readonly #peers: readonly Peer[];
   readonly #abort = new AbortController();
   #settledThrough: number;
+  /** Whether entries are in the log that one peer alone gets: then reads ask for whom. */
+  #targeted: boolean;
   /** Up to here the peers' `pending` counts. */
   #countedThrough: number;
   #statusSentAtMs = Number.NEGATIVE_INFINITY;
@@ -108,6 +111,7 @@ export class Shipper {
   constructor(options: ShipperOptions) {
     this.#options = options;
     this.#settledThrough = options.config.settledThrough;
+    this.#targeted = options.config.targeted ?? false;
     this.#countedThrough = options.config.settledThrough;
     this.#peers = options.config.peers.map(openPeer);
   }
@@ -130,8 +134,9 @@ export class Shipper {
   }
 
   /** The log is settled up to here: idle peers get it at once. */
-  settled(through: number, rewritten = false): void {
+  settled(through: number, rewritten = false, targeted = false): void {
     if (this.#stopped) return;
+    this.#targeted = targeted;
     if (rewritten) this.#options.source.forget();
     if (through <= this.#settledThrough) return;
     this.#settledThrough = through;
@@ -172,6 +177,10 @@ export class Shipper {
       peer.cancelTimer?.();
       peer.cancelHealthTimer?.();
     }
+  }
+
+  #only(peer: Peer): string | undefined {
+    return this.#targeted ? peer.url : undefined;
   }
 
   get #stopped(): boolean {
@@ -217,7 +226,7 @@ export class Shipper {
 
   #setAside(peer: Peer, effect: Extract<LinkEffect, { kind: "set-aside" }>): void {
     const { after, through, reason, attempts } = effect;
-    const changeIds = this.#options.source.changeIds(after, through);
+    const changeIds = this.#options.source.changeIds(after, through, this.#only(peer));
     const refusal: Refusal = { changeIds, reason, attempts };
     peer.pending = Math.max(0, peer.pending - changeIds.length);
     peer.refusedCount += changeIds.length;
@@ -259,16 +268,16 @@ export class Shipper {
     const sentAtMs = this.#options.clock.nowMs();
     void this.#options.transport
       .send(request, this.#abort.signal)
-      .then((outcome) => this.#answered(peer, sent, outcome, sentAtMs));
+      .then((outcome) => this.#answered(peer, sent, outcome, sentAtMs, identity.prev));
     if (rest >= this.#options.config.batchChangesMax && peer.link.kind === "sending") {
-      this.#readAheadOf({ ...window, after: sent.through, through: undefined });
+      this.#readAheadOf(peer, { ...window, after: sent.through, through: undefined });
     }
   }
 
   /** A batch, or undefined when the file could not be read just now: it is tried again. */
   #read(peer: Peer, window: BatchWindow): BatchRead | undefined {
     try {
-      const read = this.#options.source.read(window, this.#settledThrough);
+      const read = this.#options.source.read(window, this.#settledThrough, this.#only(peer));
       if (peer.readFailures >= ATTEMPTS_MAX) this.#log("info", "the change log can be read again");
       peer.readFailures = 0;
       return read;
@@ -288,14 +297,14 @@ export class Shipper {
    * Reads what follows while the batch is on its way, but not before everything that can be sent now
    * is: the answer then finds the next body made.
    */
-  #readAheadOf(window: BatchWindow): void {
-    this.#readAhead.push(window);
+  #readAheadOf(peer: Peer, window: BatchWindow): void {
+    this.#readAhead.push({ window, peer });
     if (this.#readAhead.length > 1) return;
     this.#options.timers.soon(() => {
       for (const next of this.#readAhead.splice(0)) {
         if (this.#stopped) return;
         try {
-          this.#options.source.read(next, this.#settledThrough);
+          this.#options.source.read(next.window, this.#settledThrough, this.#only(next.peer));
         } catch (error) {
           // What cannot be read ahead is read, and reported, in its turn.
           if (!isStoreError(error)) throw error;
@@ -304,12 +313,13 @@ export class Shipper {
     });
   }
 
-  #answered(peer: Peer, sent: Sent, outcome: Outcome, sentAtMs: number): void {
+  #answered(peer: Peer, sent: Sent, outcome: Outcome, sentAtMs: number, prev: number): void {
     if (this.#stopped) return;
     if (outcome.reply !== undefined) this.#heard(peer, outcome.reply, sentAtMs);
     const wasDown = troubleOf(peer.link) === "down";
     if (outcome.kind === "acked" || outcome.kind === "mismatched") {
       this.#recognise(peer, outcome.reply);
+      this.#compareMark(peer, outcome.reply?.identity, prev);
     }
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
@@ -333,12 +343,19 @@ export class Shipper {
     peer.dbId = reply?.identity?.db;
   }
 
+  /** The receiver's mark before the batch is what it acknowledged last, or somebody was restored. */
+  #compareMark(peer: Peer, identity: Identity | undefined, prev: number): void {
+    if (identity?.last === undefined || identity.last.batchId === prev) return;
+    this.#options.post({ kind: "mark-differs", peer: peer.url, prev, last: identity.last });
+  }
+
   #readHealth(peer: Peer): void {
     if (peer.healthReading) return;
     peer.healthReading = true;
     peer.cancelHealthTimer?.();
     peer.cancelHealthTimer = undefined;
     const sentAtMs = this.#options.clock.nowMs();
+    const prev = peer.ackedBatchId;
     void this.#options.transport.readHealth(peer.url, this.#abort.signal).then((outcome) => {
       if (this.#stopped) return;
       peer.healthReading = false;
@@ -351,6 +368,7 @@ export class Shipper {
           peer.nodeId = outcome.health.nodeId;
           this.#recognise(peer, outcome.reply);
           this.#options.post({ kind: "peer-health", health: outcome.health });
+          this.#compareMark(peer, outcome.health.identity, prev);
         }
         if (peer.link.kind === "idle") peer.lastError = undefined;
       }
@@ -386,7 +404,7 @@ export class Shipper {
   /** What waits for this peer after the batch; 0 only if that is so. */
   #restAfter(peer: Peer, sent: Sent): number {
     this.#countSettled();
-    const more = this.#count(sent.through, this.#settledThrough, 1) > 0;
+    const more = this.#count(sent.through, this.#settledThrough, 1, this.#only(peer)) > 0;
     return more ? Math.max(1, peer.pending - sent.count) : 0;
   }
 
@@ -397,10 +415,10 @@ export class Shipper {
     if (added > 0) for (const peer of this.#peers) peer.pending += added;
   }
 
-  #count(after: number, through: number, countMax = COUNTED_CHANGES_MAX): number {
+  #count(after: number, through: number, countMax = COUNTED_CHANGES_MAX, peer?: string): number {
     if (through <= after) return 0;
     try {
-      const count = this.#options.source.count(after, through, countMax);
+      const count = this.#options.source.count(after, through, countMax, peer);
       return count < COUNTED_CHANGES_MAX ? count : through - after;
     } catch (error) {
       if (!isStoreError(error)) throw error;

@@ -193,6 +193,8 @@ export function parseRetryAfter(header: string | null, nowMs: number): number {
 export interface FetchTransportOptions {
   readonly nodeId: string;
   readonly nodeUrl: string | undefined;
+  /** Of this node's file: a peer of ours answers with the mark it has for it. */
+  readonly dbId?: string;
   readonly requestTimeoutMs: number;
   /** Wall clock, for a `Retry-After` that is a date. */
   readonly nowMs: () => number;
@@ -250,7 +252,9 @@ export class FetchTransport implements Transport {
   }
 
   async readHealth(peer: string, signal: AbortSignal): Promise<HealthOutcome> {
-    const init = { method: "GET", headers: this.#headers };
+    const { dbId } = this.#options;
+    const identity = dbId === undefined ? {} : { [IDENTITY_HEADER]: formatIdentity({ db: dbId }) };
+    const init = { method: "GET", headers: { ...this.#headers, ...identity } };
     const exchange = await this.#exchange(`${peer}/health`, init, HEALTH_BYTES_MAX, signal);
     if (exchange.kind === "failed") return exchange;
     const { raw, reply } = exchange;

@@ -39,7 +39,7 @@ function listen(): void {
     assert(running !== undefined, `"${message.kind}" came before "start"`);
     switch (message.kind) {
       case "settled":
-        return running.shipper.settled(message.through, message.rewritten);
+        return running.shipper.settled(message.through, message.rewritten, message.targeted);
       case "read-health":
         return running.shipper.readHealth(message.peers);
       case "drain":

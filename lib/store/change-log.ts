@@ -3,6 +3,8 @@
  * still on its way. Also what a received delete must know: whether the log still holds an entry of its row.
  */
 import type { Database } from "bun:sqlite";
+import type { JsonValue } from "../protocol/batch.ts";
+import { hashChange } from "../protocol/identity.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
 import { rowJsonOf } from "./table-writer.ts";
@@ -29,6 +31,18 @@ export class ChangeLog {
 
   pending(): number {
     return this.#db.query<{ n: number }, []>("SELECT count(*) AS n FROM _changes").get()!.n;
+  }
+
+  /** The hash of the change with this id, as a receiver's mark has it; undefined where it is gone. */
+  hashOf(changeId: number): string | undefined {
+    const entry = this.#db
+      .query<{ op: string; tbl: string; id: string; version: JsonValue }, [number]>(
+        `SELECT op, table_name AS tbl, row_id AS id,
+           (SELECT atom FROM json_each(row_data) WHERE lower(key) = 'updated_at') AS version
+         FROM _changes WHERE change_id = ? AND only_for IS NULL`,
+      )
+      .get(changeId);
+    return entry === null ? undefined : hashChange(entry.op, entry.tbl, entry.id, entry.version);
   }
 
   /** Puts the row as it stands into the log again; false where it is not there. */

@@ -29,6 +29,8 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_changes", "table_name", "TEXT"],
   // The version the write replaced, as the trigger saw it; without a type, it is kept as it was.
   ["_changes", "was", ""],
+  // Set on entries that only one peer gets, while it is filled (filler.ts).
+  ["_changes", "only_for", "TEXT"],
   ["_dead_letter", "failed_at", "INTEGER"],
   ["_dead_letter", "retry_count", "INTEGER DEFAULT 0"],
   ["_dead_letter", "direction", "TEXT"],
@@ -44,6 +46,7 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_peer_state", "node_id", "TEXT"],
   ["_peer_state", "db_id", "TEXT"],
   ["_peer_state", "make", "TEXT"],
+  ["_peer_state", "fill", "TEXT"],
 ];
 
 const MIGRATIONS: readonly string[] = [

@@ -13,9 +13,10 @@ import {
   type ReceivedBatch,
   type ReceivedChange,
 } from "../protocol/batch.ts";
-import type { Identity, Mark } from "../protocol/identity.ts";
+import { hashChange, type Identity, type Mark } from "../protocol/identity.ts";
 import type { ApplyTally, Guilty, Sender } from "./apply.ts";
 import type { Origin } from "./healing.ts";
+import { nameKey } from "./sql.ts";
 import type { Store } from "./store.ts";
 import type { WriteTransaction } from "./write-queue.ts";
 
@@ -133,7 +134,7 @@ export class Receiver {
     const before = this.#store.peers.mark(db);
     const last = batch.changes.at(-1);
     if (last !== undefined) {
-      this.#store.peers.setMark(db, { batchId: batch.batchId, hash: hashChange(last) });
+      this.#store.peers.setMark(db, { batchId: batch.batchId, hash: hashOf(last) });
     }
     return before;
   }
@@ -161,24 +162,14 @@ function parse(body: Uint8Array): ReceivedBatch {
   }
 }
 
-/**
- * A short hash that tells two changes of one number apart: sender and receiver make it from what both
- * have, the operation, the table, the id and the version.
- */
-export function hashChange(change: ReceivedChange): string {
+/** The hash of a batch's last change, for the mark. */
+function hashOf(change: ReceivedChange): string {
   const { value } = change;
   if (!isObject(value)) return "0";
   const row = member(value, "row");
-  const own = (name: string) => (isObject(row) ? (member(row, name) ?? null) : null);
-  const id = value["op"] === "DELETE" ? (member(value, "old_id") ?? own("id")) : own("id");
-  return shortHash([
-    member(value, "op") ?? null,
-    member(value, "table") ?? null,
-    id,
-    own("updated_at"),
-  ]);
-}
-
-export function shortHash(parts: readonly unknown[]): string {
-  return new Bun.CryptoHasher("sha256").update(JSON.stringify(parts)).digest("hex").slice(0, 12);
+  const own = (name: string) =>
+    isObject(row) ? (Object.entries(row).find(([key]) => nameKey(key) === name)?.[1] ?? null) : null;
+  const oldId = member(value, "old_id");
+  const id = value["op"] === "DELETE" && typeof oldId === "string" ? oldId : own("id");
+  return hashChange(member(value, "op"), member(value, "table"), id, own("updated_at"));
 }

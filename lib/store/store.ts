@@ -7,7 +7,7 @@ import type { Database } from "bun:sqlite";
 import type { Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
 import type { Random } from "../base/random.ts";
-import type { Identity } from "../protocol/identity.ts";
+import type { Identity, Mark } from "../protocol/identity.ts";
 import type { PeerHealth } from "../protocol/peer.ts";
 import {
   type AskedTables,
@@ -23,6 +23,7 @@ import type { Survey } from "./catalog.ts";
 import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
+import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { doneOpening, openDatabase, openError, setJournal } from "./open.ts";
@@ -30,9 +31,9 @@ import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
-import { nameKey } from "./sql.ts";
+import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
-import { type WriteMode, WriteQueue } from "./write-queue.ts";
+import { type WriteMode, WriteQueue, type WriteTransaction } from "./write-queue.ts";
 
 export interface StoreOptions {
   /** From resolvePath. */
@@ -47,9 +48,16 @@ export interface StoreOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
-  readonly onEvent: (event: SettleEvent | ApplyEvent) => void;
+  readonly onEvent: (event: SettleEvent | ApplyEvent | FillEvent) => void;
   /** After a commit: the log is settled up to here; `rewritten` as in shipper/messages.ts. */
   readonly onCommit: (settledThrough: number, rewritten: boolean) => void;
+}
+
+/** A peer has been filled. */
+export interface FillEvent {
+  readonly kind: "filled";
+  readonly table: "";
+  readonly text: string;
 }
 
 /** What the shipper says of a peer; see `moved` in shipper/messages.ts. */
@@ -82,7 +90,8 @@ export class Store {
   readonly deadLetters: DeadLetters;
   readonly peers: Peers;
   readonly log: ChangeLog;
-  readonly dbId: string;
+  readonly filler: Filler;
+  dbId: string;
   /** Rows that got version 0 at adoption, by table. */
   readonly zeroed: ReadonlyMap<string, number>;
   readonly #options: StoreOptions;
@@ -93,6 +102,8 @@ export class Store {
   #dueMs: number | undefined = 0;
   #stampedMs = 0;
   #hasNewColumns = true;
+  /** Whether some peer is being filled; the file knows, this saves asking. */
+  #isFilling: boolean;
 
   /** Whether the file can be used at all, and by which tables; nothing is written. */
   static inspect(path: string, asked: AskedTables): void {
@@ -151,6 +162,12 @@ export class Store {
       onEvent: options.onEvent,
     });
     this.#announcer = new Announcer(db);
+    this.filler = new Filler({
+      db,
+      columnNotes: this.#columnNotes,
+      writerFor: (table) => this.applier.writerFor(table),
+    });
+    this.#isFilling = this.filler.isAny;
     this.repository = new Repository({
       db,
       tombstones: this.#tombstones,
@@ -184,8 +201,10 @@ export class Store {
     return this.#settler.survey.synced.get(nameKey(name));
   }
 
-  identity(): Identity {
-    return { db: this.dbId };
+  /** Who this file is; to the peer whose file is `askedByDb` also how far that one was committed. */
+  identity(askedByDb?: string): Identity {
+    if (askedByDb === undefined) return { db: this.dbId };
+    return { db: this.dbId, last: this.peers.mark(askedByDb) };
   }
 
   /** DESIGN.md, "Tombstones": what was deleted meanwhile may be forgotten by everyone else. */
@@ -358,6 +377,7 @@ export class Store {
         transaction.logged(this.#announcer.runSlice(this.survey.synced, transaction.nowMs));
       });
     }
+    if (this.#isFilling) await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
@@ -446,8 +466,67 @@ export class Store {
         if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
         this.peers.move(peer, through, ackedBatchId);
       }
+      this.#advanceFills(transaction);
       const pruned = this.peers.prune();
       if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
+    });
+  }
+
+  #advanceFills(transaction: WriteTransaction): void {
+    if (!this.#isFilling) return;
+    const { logged, complete } = this.filler.advance(this.survey.synced);
+    transaction.logged(logged);
+    for (const { url, entries } of complete) {
+      this.#options.onEvent({ kind: "filled", table: "", text: `${url} has everything now (${entries} changes)` });
+    }
+    this.#isFilling = this.filler.isAny;
+  }
+
+  /** Whether entries in the log may be for one peer alone. */
+  get isFilling(): boolean {
+    return this.#isFilling;
+  }
+
+  /** Sends this peer every row and every tombstone, from the beginning; false: no such peer. */
+  async fill(url: string, reason: string): Promise<boolean> {
+    const isKnown = this.peers.rows().some((peer) => peer.url === url);
+    if (!isKnown) return false;
+    await this.queue.run("apply", (transaction) => {
+      this.filler.begin(url, reason);
+      this.#isFilling = true;
+      this.#advanceFills(transaction);
+    });
+    return true;
+  }
+
+  /** Whether there is anything that a new peer would lack: rows, or deletes it must know of. */
+  get hasContent(): boolean {
+    for (const table of this.survey.synced.values()) {
+      if (this.db.query(`SELECT 1 FROM ${quoteName(table.name)} LIMIT 1`).get() !== null) return true;
+    }
+    return this.hasTombstones;
+  }
+
+  /**
+   * What a peer's mark for this file says, where it is not what it acknowledged. `lost`: it was
+   * restored, or its file replaced. `restored`: this file was; it knows a batch that we never made.
+   */
+  judgeMark(prev: number, last: Mark): "fine" | "lost" | "restored" {
+    if (last.batchId < prev) return "lost";
+    const newest = this.db
+      .query<{ seq: number }, []>("SELECT seq FROM sqlite_sequence WHERE name = '_changes'")
+      .get()?.seq;
+    if (last.batchId > (newest ?? 0)) return "restored";
+    const hash = this.log.hashOf(last.batchId);
+    return hash === undefined || hash === last.hash ? "fine" : "restored";
+  }
+
+  /** This file is not what its peers take it for: from now on it is another one to them. */
+  async becomeAnother(random: Random): Promise<void> {
+    await this.queue.run("apply", () => {
+      this.dbId = random.hex(16);
+      setSetting(this.db, "db_id", this.dbId);
+      this.db.run("UPDATE _peer_state SET prev = 0");
     });
   }
 

@@ -1,0 +1,287 @@
+/**
+ * Filling a peer: every row of every synced table and every tombstone, as ordinary entries of the log
+ * that only this peer gets (`only_for`). Applying a row twice, late or in another order is harmless,
+ * so a whole copy is nothing but a lot of ordinary changes, and everything that ships, retries, cuts
+ * and sets aside changes serves it as it is, for peers of every make.
+ *
+ * (DESIGN.md had batches beside the log, numbered by run. Entries of the log need no second order:
+ * whatever happens to a row after its entry was made is logged behind it.)
+ *
+ * Invariants:
+ *   F1  at most two slices wait for the peer, so a write made meanwhile arrives behind little.
+ *   F2  the cursor moves in the transaction that makes the slice: a restart goes on where it was.
+ *   F3  tombstones go last. A delete received while an entry of its row is on its way is put behind it
+ *       (apply.ts), so a deleted row cannot come back.
+ *   F4  what the peer has taken leaves the log, also while other peers hold the rest of it.
+ */
+import type { Database } from "bun:sqlite";
+import { formatValue, type Value } from "../protocol/values.ts";
+import type { ColumnNotes } from "./column-notes.ts";
+import type { SyncedTable } from "./schema.ts";
+import { quoteName, quoteText } from "./sql.ts";
+import { rowJsonOf, type TableWriter } from "./table-writer.ts";
+
+/** Where the filling of one peer stands, as it is kept in `_peer_state.fill`. */
+interface Fill {
+  readonly reason: string;
+  readonly phase: "rows" | "tombstones" | "sent";
+  /** Key of the table whose rows come next; those before it in order are done. */
+  readonly table: string;
+  /** Id after which it goes on. */
+  readonly after: string;
+  /** Newest entry of the slice before the last one, and of the last one. */
+  readonly before: number;
+  readonly through: number;
+  /** Entries up to here that the peer has taken were dropped from the log. */
+  readonly dropped: number;
+  readonly entries: number;
+}
+
+/** One peer being filled, for /health and the log. */
+export interface FillProgress {
+  readonly url: string;
+  readonly reason: string;
+  /** Changes made for it so far. */
+  readonly entries: number;
+}
+
+export interface FillerOptions {
+  readonly db: Database;
+  readonly columnNotes: ColumnNotes;
+  readonly writerFor: (table: SyncedTable) => TableWriter;
+}
+
+/** Half a batch: making one holds the lock for some 10 ms. */
+const SLICE_ROWS = 5_000;
+const SLICE_BYTES = 4 * 1024 * 1024;
+/** Rows may be a MiB each: the size of the first few tells how many more fit. */
+const FIRST_STEP_ROWS = 8;
+const STEP_ROWS_MAX = 1_000;
+
+export class Filler {
+  readonly #db: Database;
+  readonly #options: FillerOptions;
+
+  constructor(options: FillerOptions) {
+    this.#db = options.db;
+    this.#options = options;
+  }
+
+  /** Starts from the beginning, also where one is under way. Inside the caller's transaction. */
+  begin(url: string, reason: string): void {
+    const newest = this.#newest();
+    this.#write(url, {
+      reason,
+      phase: "rows",
+      table: "",
+      after: "",
+      before: 0,
+      through: 0,
+      dropped: newest,
+      entries: 0,
+    });
+  }
+
+  get isAny(): boolean {
+    return this.#db.query("SELECT 1 FROM _peer_state WHERE fill IS NOT NULL LIMIT 1").get() !== null;
+  }
+
+  progress(): FillProgress[] {
+    return this.#all().map(({ url, fill }) => ({ url, reason: fill.reason, entries: fill.entries }));
+  }
+
+  /**
+   * Makes the next slice for every peer that has taken the one before the last, and drops what was
+   * taken. Returns the entries made and the peers that are complete.
+   */
+  advance(tables: ReadonlyMap<string, SyncedTable>): { logged: number; complete: FillProgress[] } {
+    let logged = 0;
+    const complete: FillProgress[] = [];
+    for (const { url, watermark, fill: before } of this.#all()) {
+      const fill = this.#dropTaken(url, before, watermark);
+      if (watermark < fill.before) continue;
+      if (fill.phase === "sent") {
+        if (watermark < fill.through) continue;
+        this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
+        complete.push({ url, reason: fill.reason, entries: fill.entries });
+        continue;
+      }
+      const next = this.#makeSlice(url, fill, tables);
+      logged += next.entries - fill.entries;
+      this.#write(url, next);
+    }
+    return { logged, complete };
+  }
+
+  #dropTaken(url: string, fill: Fill, watermark: number): Fill {
+    if (watermark <= fill.dropped) return fill;
+    this.#db
+      .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
+      .run(fill.dropped, watermark, url);
+    const next = { ...fill, dropped: watermark };
+    this.#write(url, next);
+    return next;
+  }
+
+  #makeSlice(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
+    let { phase, table, after } = fill;
+    let entries = 0;
+    let bytes = 0;
+    let stepRows = FIRST_STEP_ROWS;
+    while (entries < SLICE_ROWS && bytes < SLICE_BYTES && phase !== "sent") {
+      const current = phase === "rows" ? nextTable(tables, table) : undefined;
+      const newestBefore = this.#newest();
+      const last =
+        phase === "tombstones"
+          ? this.#logTombstones(url, table, after, stepRows, tables)
+          : current && this.#logRows(url, current, current.key === table ? after : "", stepRows);
+      const made = this.#sizeSince(newestBefore);
+      entries += made.entries;
+      bytes += made.bytes;
+      if (made.entries > 0) {
+        const fitting = Math.floor((SLICE_BYTES - bytes) / (made.bytes / made.entries));
+        stepRows = Math.max(1, Math.min(STEP_ROWS_MAX, fitting));
+      }
+      if (last !== undefined) ({ table, after } = last);
+      else if (phase === "tombstones") phase = "sent";
+      else if (current === undefined) {
+        phase = "tombstones";
+        table = "";
+        after = "";
+      } else {
+        // This table is done: its key with a cursor that nothing follows.
+        table = `${current.key}\u0000`;
+        after = "";
+      }
+    }
+    return {
+      ...fill,
+      phase,
+      table,
+      after,
+      before: fill.through,
+      through: this.#newest(),
+      entries: fill.entries + entries,
+    };
+  }
+
+  /** Logs up to `rows` rows after `after`; the cursor behind them, or undefined at the end. */
+  #logRows(
+    url: string,
+    table: SyncedTable,
+    after: string,
+    rows: number,
+  ): { table: string; after: string } | undefined {
+    const t = quoteName(table.name);
+    const id = quoteName(table.id.name);
+    const ids = this.#db
+      .query<{ id: string }, [string, number]>(
+        `SELECT ${id} AS id FROM ${t} WHERE ${id} > ? AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ?`,
+      )
+      .all(after, rows);
+    const last = ids.at(-1)?.id;
+    if (last === undefined) return undefined;
+    const noted = this.#options.columnNotes.isEmpty
+      ? []
+      : ids.map((row) => row.id).filter((rowId) => this.#logNoted(url, table, rowId));
+    this.#db
+      .query(
+        `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
+         SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${rowJsonOf(table)}, ?3 FROM ${t} AS t
+         WHERE t.${id} > ?1 AND t.${id} <= ?2 AND typeof(t.${id}) = 'text'
+           AND t.${id} NOT IN (SELECT value FROM json_each(?4)) ORDER BY t.${id}`,
+      )
+      .run(after, last, url, JSON.stringify(noted));
+    return { table: table.key, after: last };
+  }
+
+  /**
+   * A row whose columns have versions of their own goes as several changes, oldest first, so that the
+   * peer knows each column's version as we do.
+   */
+  #logNoted(url: string, table: SyncedTable, id: string): boolean {
+    const notes = this.#options.columnNotes.of(table.key, id);
+    if (notes.size === 0) return false;
+    const writer = this.#options.writerFor(table);
+    const stamp = writer.stamp(id);
+    const rowVersion = stamp === undefined || stamp === "odd" ? 0 : stamp;
+    const byVersion = new Map<number, [string, Value][]>([[rowVersion, []]]);
+    const put = (version: number, name: string, value: Value) => {
+      byVersion.set(version, [...(byVersion.get(version) ?? []), [name, value]]);
+    };
+    for (const [key, value] of writer.content(id) ?? []) {
+      const column = table.columnByKey.get(key)!;
+      if (column === table.id || column === table.version) continue;
+      put(notes.get(key)?.version ?? rowVersion, column.name, value);
+    }
+    for (const [key, note] of notes) if (!table.columnByKey.has(key)) put(note.version, key, note.value);
+    for (const version of [...byVersion.keys()].sort((a, b) => a - b)) {
+      const members = byVersion
+        .get(version)!
+        .map(([name, value]) => `,${JSON.stringify(name)}:${formatValue(value)}`);
+      const row = `{${JSON.stringify(table.id.name)}:${JSON.stringify(id)},${JSON.stringify(table.version.name)}:${version}${members.join("")}}`;
+      this.#db
+        .query("INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('UPDATE', ?, ?, ?, ?)")
+        .run(table.name, id, row, url);
+    }
+    return true;
+  }
+
+  #logTombstones(
+    url: string,
+    table: string,
+    after: string,
+    rows: number,
+    tables: ReadonlyMap<string, SyncedTable>,
+  ): { table: string; after: string } | undefined {
+    const found = this.#db
+      .query<{ tbl: string; id: string; version: number }, [string, string, number]>(
+        `SELECT tbl, id, version FROM _hooksync_tombstones WHERE (tbl, id) > (?, ?) ORDER BY tbl, id LIMIT ?`,
+      )
+      .all(table, after, rows);
+    const insert = this.#db.query(
+      "INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('DELETE', ?, ?, ?, ?)",
+    );
+    for (const { tbl, id, version } of found) {
+      const synced = tables.get(tbl);
+      if (!synced) continue;
+      insert.run(synced.name, id, JSON.stringify({ [synced.id.name]: id, [synced.version.name]: version }), url);
+    }
+    const last = found.at(-1);
+    return last && { table: last.tbl, after: last.id };
+  }
+
+  #sizeSince(changeId: number): { entries: number; bytes: number } {
+    return this.#db
+      .query<{ entries: number; bytes: number }, [number]>(
+        "SELECT count(*) AS entries, coalesce(sum(octet_length(row_data)), 0) AS bytes FROM _changes WHERE change_id > ?",
+      )
+      .get(changeId)!;
+  }
+
+  #newest(): number {
+    return (
+      this.#db.query<{ id: number | null }, []>("SELECT max(change_id) AS id FROM _changes").get()!.id ?? 0
+    );
+  }
+
+  #all(): { url: string; watermark: number; fill: Fill }[] {
+    return this.#db
+      .query<{ url: string; watermark: number; fill: string }, []>(
+        "SELECT peer_url AS url, coalesce(last_acked, 0) AS watermark, fill FROM _peer_state WHERE fill IS NOT NULL",
+      )
+      .all()
+      .map((row) => ({ ...row, fill: JSON.parse(row.fill) as Fill }));
+  }
+
+  #write(url: string, fill: Fill): void {
+    this.#db.query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?").run(JSON.stringify(fill), url);
+  }
+}
+
+/** The table that the cursor is in, or the first after it; tables go in the order of their keys. */
+function nextTable(tables: ReadonlyMap<string, SyncedTable>, cursor: string): SyncedTable | undefined {
+  const keys = [...tables.keys()].sort();
+  const key = keys.find((candidate) => candidate >= cursor);
+  return key === undefined ? undefined : tables.get(key);
+}
