@@ -5,17 +5,19 @@
  * renamed, a table renamed, a table rebuilt without its triggers.
  */
 import type { Database } from "bun:sqlite";
-import { setSetting, setting } from "./migrations.ts";
+import { setSetting, setting, wasOurs } from "./migrations.ts";
+import { qualifyTable } from "./qualify.ts";
 import {
   hasForeignKeys,
   isCaptureTrigger,
-  qualifyTable,
   readOtherRelations,
   readTables,
+  readUserTriggers,
   type SyncedTable,
   type Table,
   TRIGGER_MARK,
   type Unqualified,
+  type UserTrigger,
 } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { captureTriggers } from "./triggers.ts";
@@ -45,17 +47,27 @@ export interface KnownTable {
   readonly columns: readonly string[];
 }
 
-export function survey(db: Database, selection: Selection): Survey {
+/** `adopted`: keys of the tables that are synced already, whatever their stamps hold now. */
+export function survey(
+  db: Database,
+  selection: Selection,
+  adopted: ReadonlySet<string> = adoptedTables(db),
+): Survey {
   const tables = readTables(db);
   const asked = (key: string) => selection.all || selection.names.includes(key);
   const synced = new Map<string, SyncedTable>();
   const notSynced: Unqualified[] = [];
   const notAsked: SyncedTable[] = [];
   const shadows = shadowTables(db);
+  const reached = reachOfTriggers(db);
   const isSynced = syncedWhereAsked(db, tables, (key) => asked(key) && !shadows.has(key));
   for (const table of tables.values()) {
     if (shadows.has(table.key)) continue;
-    const verdict = qualifyTable(db, table, isSynced);
+    const verdict = qualifyTable(db, table, {
+      writesSynced: (trigger) =>
+        [...reached(trigger)].filter((key) => key === table.key || isSynced(key)),
+      isAdopted: adopted.has(table.key),
+    });
     if ("reason" in verdict) {
       if (asked(table.key)) notSynced.push(verdict);
     } else if (asked(table.key)) synced.set(table.key, verdict);
@@ -92,9 +104,32 @@ function syncedWhereAsked(
     if (table === undefined || !asked(key)) return false;
     const known = fits.get(key);
     if (known !== undefined) return known;
-    const isFit = !("reason" in qualifyTable(db, table, () => false));
+    const writesSynced = ({ writes }: UserTrigger) => (writes.has(key) ? [key] : []);
+    const isFit = !("reason" in qualifyTable(db, table, { writesSynced, isAdopted: true }));
     fits.set(key, isFit);
     return isFit;
+  };
+}
+
+/**
+ * What a trigger writes, itself or through the triggers of the tables and views that it writes: a
+ * counter table that nobody syncs may have a trigger that writes back.
+ */
+function reachOfTriggers(db: Database): (trigger: UserTrigger) => ReadonlySet<string> {
+  const written = new Map<string, readonly string[]>();
+  const writtenBehind = (key: string) => {
+    const known = written.get(key);
+    if (known) return known;
+    const loud = readUserTriggers(db, key).filter((trigger) => !trigger.guarded);
+    const keys = loud.flatMap((trigger) => [...trigger.writes]);
+    written.set(key, keys);
+    return keys;
+  };
+  return (trigger) => {
+    const reached = new Set(trigger.writes);
+    // A Set goes on over what is added meanwhile.
+    for (const key of reached) for (const next of writtenBehind(key)) reached.add(next);
+    return reached;
   };
 }
 
@@ -128,12 +163,21 @@ export function readKnown(db: Database): Map<string, KnownTable> {
   return new Map(known.map((table) => [nameKey(table.name), table]));
 }
 
+/** nameKeys of the tables that a node of ours synced before. */
+function adoptedTables(db: Database): ReadonlySet<string> {
+  return wasOurs(db) ? new Set(readKnown(db).keys()) : new Set();
+}
+
 export function writeKnown(db: Database, tables: Iterable<SyncedTable>): void {
   const known = [...tables].map((table) => ({
     name: table.name,
     columns: table.columns.map((column) => column.name),
   }));
-  setSetting(db, "known", JSON.stringify(known));
+  writeKnownTables(db, known);
+}
+
+export function writeKnownTables(db: Database, known: Iterable<KnownTable>): void {
+  setSetting(db, "known", JSON.stringify([...known]));
 }
 
 interface TriggerRow {

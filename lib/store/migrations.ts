@@ -111,8 +111,7 @@ export function migrate(db: Database): void {
 }
 
 function migrationLevel(db: Database): number {
-  if (columnNames(db, "_hooksync").length === 0) return 0;
-  return Number(setting(db, "level") ?? 0);
+  return wasOurs(db) ? Number(setting(db, "level") ?? 0) : 0;
 }
 
 function columnNames(db: Database, table: string): string[] {
@@ -125,6 +124,11 @@ function columnNames(db: Database, table: string): string[] {
 /** Whether this file has been a node's before, of any make. */
 export function wasSynced(db: Database): boolean {
   return columnNames(db, "_changes").length > 0;
+}
+
+/** Whether a node of ours used it. */
+export function wasOurs(db: Database): boolean {
+  return columnNames(db, "_hooksync").length > 0;
 }
 
 /** One value of ours that lives in the file. */
@@ -147,13 +151,20 @@ export function dropSetting(db: Database, key: string): void {
   db.prepare("DELETE FROM _hooksync WHERE key = ?").run(key);
 }
 
-/** Takes everything of ours and of the contract out of the file; data and user triggers stay. */
-export function dropOwnTables(db: Database): void {
-  const names = db
+/** Tables of ours and of the contract that the file has. */
+export function ownTableNames(db: Database): string[] {
+  return db
     .prepare<{ name: string }, []>(
       `SELECT name FROM sqlite_master WHERE type = 'table'
        AND (name LIKE '\\_hooksync%' ESCAPE '\\' OR name IN ('_meta', '_changes', '_dead_letter', '_peer_state'))`,
     )
-    .all();
-  for (const { name } of names) db.run(`DROP TABLE "${name}"`);
+    .all()
+    .map(({ name }) => name);
+}
+
+/** Takes everything of ours and of the contract out of the file; data and user triggers stay. */
+export function dropOwnTables(db: Database, kept: ReadonlySet<string> = new Set()): void {
+  for (const name of ownTableNames(db)) {
+    if (!kept.has(name)) db.run(`DROP TABLE "${name}"`);
+  }
 }

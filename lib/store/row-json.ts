@@ -14,8 +14,8 @@ export const BLOB_MARK = '"\\u005cx';
 /** What `columnsJson` needs to know of a column. */
 export interface JsonColumn {
   readonly name: string;
-  /** What may stand in it besides NULL and integers; narrower is faster. */
-  readonly holds: "text" | "anything";
+  /** What may stand in it besides NULL; narrower is faster. "text": or a BLOB. */
+  readonly holds: "integer" | "text" | "anything";
 }
 
 /** Old builds take at most 127 arguments; with more the whole file becomes unreadable to them. */
@@ -26,10 +26,7 @@ export function rowJsonSql(alias: string, columns: readonly JsonColumn[]): strin
   const calls: string[] = [];
   for (let at = 0; at < columns.length; at += COLUMNS_PER_CALL_MAX) {
     const part = columns.slice(at, at + COLUMNS_PER_CALL_MAX);
-    const members = part.map(
-      (column) =>
-        `${quoteText(column.name)}, ${valueSql(`${alias}.${quoteName(column.name)}`, column.holds)}`,
-    );
+    const members = part.map((column) => `${quoteText(column.name)}, ${valueSql(alias, column)}`);
     calls.push(`json_object(${members.join(", ")})`);
   }
   if (calls.length === 1) return calls[0]!;
@@ -43,10 +40,15 @@ export function jsonPath(name: string): string {
   return `$.${JSON.stringify(name)}`;
 }
 
-function valueSql(value: string, holds: JsonColumn["holds"]): string {
+function valueSql(alias: string, column: JsonColumn): string {
+  const value = `${alias}.${quoteName(column.name)}`;
+  if (column.holds === "integer") return value;
   const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${value})) || '"')`;
-  if (holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${value} END`;
-  return `CASE typeof(${value}) WHEN 'real' THEN ${realSql(value)} ${blob} ELSE ${value} END`;
+  // In NEW a text that json() made is still marked as JSON, and would be taken for an object of ours.
+  const text = alias === "NEW" ? `${value} || ''` : value;
+  if (column.holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${text} END`;
+  const marked = alias === "NEW" ? `WHEN 'text' THEN ${text} ` : "";
+  return `CASE typeof(${value}) ${marked}WHEN 'real' THEN ${realSql(value)} ${blob} ELSE ${value} END`;
 }
 
 /** 20 digits are exact on old and new builds; an infinity is a number that overflows to it again. */

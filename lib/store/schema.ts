@@ -1,10 +1,20 @@
 /**
- * What the file's tables look like, and which of them can be synced (DESIGN.md, "Schema"). Reads
- * only. A table that does not qualify is named with the reason and with the SQL that would help,
- * and never stops the start.
+ * What the file's tables look like, as much of it as capturing and applying must know. Reads only.
+ * Which of them can be synced is decided in qualify.ts.
  */
 import type { Database } from "bun:sqlite";
-import { isWord, nameKey, quoteName, tablesWrittenBy, tokenize } from "./sql.ts";
+import type { JsonColumn } from "./row-json.ts";
+import {
+  isWord,
+  nameKey,
+  quoteName,
+  quoteText,
+  sourceOf,
+  type Token,
+  tablesWrittenBy,
+  tokenize,
+  triggerParts,
+} from "./sql.ts";
 
 export type Affinity = "integer" | "text" | "blob" | "real" | "numeric";
 
@@ -14,9 +24,9 @@ export interface Column {
   readonly declaredType: string;
   readonly affinity: Affinity;
   readonly notNull: boolean;
-  /** SQL text of the default, or null. */
+  /** The default as SQL that means the same anywhere, or null. */
   readonly defaultSql: string | null;
-  readonly holds: "text" | "anything";
+  readonly holds: JsonColumn["holds"];
 }
 
 /** A UNIQUE key besides `id`: rows that clash on it may be thrown out by REPLACE. */
@@ -25,16 +35,16 @@ export interface UniqueKey {
   readonly terms: readonly UniqueTerm[];
   /** WHERE of a partial index, as SQL over unqualified columns. */
   readonly where: string | undefined;
+  /** Names of the columns that decide what is in it. */
+  readonly columns: readonly string[];
 }
 
 export interface UniqueTerm {
   /** SQL over unqualified columns: a quoted column, or an expression. */
   readonly sql: string;
-  /** The same over NEW. */
-  readonly newSql: string;
+  /** The column's name, where the term is just that. */
+  readonly column: string | undefined;
   readonly collation: string;
-  /** Keys of the columns it reads. */
-  readonly columns: readonly string[];
 }
 
 export interface UserTrigger {
@@ -82,11 +92,8 @@ export function isInternalTable(name: string): boolean {
   );
 }
 
-const COLUMNS_MAX = 500;
-/** How many stamps are looked at from each end of a table to tell milliseconds from microseconds. */
-const STAMP_SAMPLE_ROWS = 1_000;
 /** Milliseconds reach this in the year 5138, microseconds reached it in 1973. */
-const STAMP_MS_MAX = 100_000_000_000_000;
+export const STAMP_MS_MAX = 100_000_000_000_000;
 
 /** Every table that is not internal, virtual or a view, by nameKey. */
 export function readTables(db: Database): Map<string, Table> {
@@ -148,7 +155,11 @@ function readTable(
     generated,
     withoutRowid,
     strict,
-    uniqueKeys: readUniqueKeys(db, name, columns),
+    uniqueKeys: readUniqueKeys(
+      db,
+      name,
+      rows.map((row) => row.name),
+    ),
     userTriggers: readUserTriggers(db, name),
     hasForeignKeys:
       db.prepare(`SELECT 1 FROM pragma_foreign_key_list(?) LIMIT 1`).get(name) !== null,
@@ -171,11 +182,43 @@ function toColumn(row: ColumnRow, strict: boolean): Column {
     declaredType: row.type,
     affinity: strict && row.type.toUpperCase() === "ANY" ? "blob" : affinity,
     notNull: row.notnull === 1,
-    defaultSql: row.dflt_value,
-    // TEXT affinity turns every number into text on the way in; a STRICT integer is only that.
-    holds: affinity === "text" || (strict && affinity === "integer") ? "text" : "anything",
+    defaultSql: row.dflt_value === null ? null : defaultSql(row.dflt_value),
+    holds: holdsOf(affinity, strict),
   };
 }
+
+/** TEXT affinity turns every number into text on the way in; a STRICT integer is only that. */
+function holdsOf(affinity: Affinity, strict: boolean): JsonColumn["holds"] {
+  if (affinity === "text") return "text";
+  return strict && affinity === "integer" ? "integer" : "anything";
+}
+
+/**
+ * The text of a DEFAULT, as it can stand in an expression: there a bare or double-quoted word, which
+ * a column definition takes for a string, would be the name of a column.
+ */
+function defaultSql(text: string): string {
+  const tokens = tokenize(text);
+  const isLone = tokens.length === 1;
+  let sql = "";
+  for (const [i, token] of tokens.entries()) {
+    if (i > 0 && tokens[i - 1]!.end < token.start) sql += " ";
+    const isString =
+      token.kind === "quoted-name" ||
+      (token.kind === "name" && isLone && !DEFAULT_WORDS.has(token.value.toUpperCase()));
+    sql += isString ? quoteText(token.value) : text.slice(token.start, token.end);
+  }
+  return isLone ? sql : `(${sql})`;
+}
+
+const DEFAULT_WORDS = new Set([
+  "NULL",
+  "TRUE",
+  "FALSE",
+  "CURRENT_TIME",
+  "CURRENT_DATE",
+  "CURRENT_TIMESTAMP",
+]);
 
 /** https://www.sqlite.org/datatype3.html, section 3.1 */
 function affinityOf(declaredType: string): Affinity {
@@ -187,92 +230,98 @@ function affinityOf(declaredType: string): Affinity {
   return "numeric";
 }
 
-function readUniqueKeys(db: Database, table: string, columns: readonly Column[]): UniqueKey[] {
+function readUniqueKeys(db: Database, table: string, columnNames: readonly string[]): UniqueKey[] {
   const indexes = db
-    .prepare<{ name: string; origin: string; partial: number; sql: string | null }, [string]>(
-      `SELECT l.name, l.origin, l.partial, m.sql FROM pragma_index_list(?) AS l
+    .prepare<{ name: string; sql: string | null }, [string]>(
+      `SELECT l.name, m.sql FROM pragma_index_list(?) AS l
        LEFT JOIN sqlite_master AS m ON m.type = 'index' AND m.name = l.name
        WHERE l."unique" = 1 AND l.origin <> 'pk' ORDER BY l.name`,
     )
     .all(table);
-  const terms = db.prepare<{ name: string | null; cid: number; coll: string }, [string]>(
-    `SELECT name, cid, coll FROM pragma_index_xinfo(?) WHERE key = 1 ORDER BY seqno`,
+  const indexed = db.prepare<{ name: string | null; coll: string }, [string]>(
+    `SELECT name, coll FROM pragma_index_xinfo(?) WHERE key = 1 ORDER BY seqno`,
   );
   return indexes.map((index) => {
     const text = index.sql === null ? undefined : splitIndexSql(index.sql);
+    const terms = indexed.all(index.name).map(
+      (term, position): UniqueTerm => ({
+        sql: term.name === null ? text!.terms[position]! : quoteName(term.name),
+        column: term.name ?? undefined,
+        collation: term.coll,
+      }),
+    );
+    const read = [...terms.map((term) => term.sql), text?.where ?? ""].join(" ");
     return {
       name: index.name,
       where: text?.where,
-      terms: terms.all(index.name).map((term, position): UniqueTerm => {
-        const expression =
-          term.name === null ? (text?.terms[position] ?? "NULL") : quoteName(term.name);
-        return {
-          sql: expression,
-          newSql: qualify(expression, columns, "NEW"),
-          collation: term.coll,
-          columns: columnsIn(expression, columns),
-        };
-      }),
+      terms,
+      columns: columnsIn(read, columnNames),
     };
   });
 }
 
-/** The indexed terms and the WHERE of a CREATE INDEX, as they were written. */
+/** The indexed terms and the WHERE of a CREATE INDEX, without comments and sort order. */
 function splitIndexSql(sql: string): { terms: string[]; where: string | undefined } {
   const tokens = tokenize(sql);
   const on = tokens.findIndex((token) => isWord(token, "ON"));
-  const open = tokens.findIndex(
-    (token, i) => i > on && token.value === "(" && token.kind === "symbol",
-  );
   const terms: string[] = [];
   let depth = 0;
-  let from = tokens[open]!.end;
-  for (let i = open; i < tokens.length; i++) {
-    const token = tokens[i]!;
-    if (token.kind !== "symbol") continue;
-    if (token.value === "(") depth++;
+  let from = 0;
+  for (const [i, token] of tokens.entries()) {
+    if (i <= on || token.kind !== "symbol") continue;
+    if (token.value === "(" && ++depth === 1) from = i + 1;
     if (token.value === ")") depth--;
-    const ends = depth === 0;
-    if (ends || (depth === 1 && token.value === ",")) {
-      terms.push(
-        sql
-          .slice(from, token.start)
-          .replace(/\s+(COLLATE\s+\S+|ASC|DESC)\s*$/i, "")
-          .trim(),
-      );
-      from = token.end;
+    if (depth === 0 || (depth === 1 && token.value === ",")) {
+      terms.push(sourceOf(sql, withoutOrder(tokens.slice(from, i))));
+      from = i + 1;
     }
-    if (ends) {
-      const where = isWord(tokens[i + 1], "WHERE")
-        ? sql.slice(tokens[i + 1]!.end).trim()
-        : undefined;
-      return { terms, where };
-    }
+    if (depth > 0) continue;
+    const hasWhere = isWord(tokens[i + 1], "WHERE");
+    return { terms, where: hasWhere ? sourceOf(sql, tokens.slice(i + 2)) : undefined };
   }
   return { terms, where: undefined };
 }
 
-function columnsIn(expression: string, columns: readonly Column[]): string[] {
-  const known = new Set(columns.map((column) => column.key));
-  const found = tokenize(expression)
-    .filter((token) => token.kind === "name" || token.kind === "quoted-name")
-    .map((token) => nameKey(token.value))
-    .filter((key) => known.has(key));
-  return [...new Set(found)];
+function withoutOrder(term: readonly Token[]): readonly Token[] {
+  const hasOrder = isWord(term.at(-1), "ASC") || isWord(term.at(-1), "DESC");
+  return hasOrder ? term.slice(0, -1) : term;
 }
 
-/** `expression` with every column of the table read from `alias` (NEW or OLD). */
+/** Names of the columns that `expression` may read; a word that only looks like one does no harm. */
+function columnsIn(expression: string, columnNames: readonly string[]): string[] {
+  const words = new Set(
+    tokenize(expression)
+      .filter((token) => token.kind === "name" || token.kind === "quoted-name")
+      .map((token) => nameKey(token.value)),
+  );
+  return columnNames.filter((name) => words.has(nameKey(name)));
+}
+
+/** Words of expressions: where a column has such a name, only the quoted word means the column. */
+const EXPRESSION_WORDS = new Set(
+  "AND AS BETWEEN CASE CAST COLLATE ELSE END ESCAPE EXISTS GLOB IN IS ISNULL LIKE MATCH NOT NOTNULL NULL OR REGEXP THEN WHEN".split(
+    " ",
+  ),
+);
+
+/** `expression` with every column of the table read from `alias`. */
 export function qualify(expression: string, columns: readonly Column[], alias: string): string {
   const known = new Set(columns.map((column) => column.key));
   let text = "";
   let at = 0;
   const tokens = tokenize(expression);
   for (const [i, token] of tokens.entries()) {
+    const previous = tokens[i - 1];
+    const isName =
+      token.kind === "quoted-name" ||
+      (token.kind === "name" && !EXPRESSION_WORDS.has(token.value.toUpperCase()));
     const isColumn =
-      (token.kind === "quoted-name" || token.kind === "name") &&
+      isName &&
       known.has(nameKey(token.value)) &&
       tokens[i + 1]?.value !== "(" &&
-      tokens[i - 1]?.value !== ".";
+      previous?.value !== "." &&
+      !isWord(previous, "AS") &&
+      !isWord(previous, "COLLATE");
     if (!isColumn) continue;
     text += `${expression.slice(at, token.start)}${alias}.${quoteName(token.value)}`;
     at = token.end;
@@ -290,7 +339,8 @@ export function isCaptureTrigger(sql: string): boolean {
   return written.has("_changes") || written.has("_hooksync_noted");
 }
 
-function readUserTriggers(db: Database, table: string): UserTrigger[] {
+/** The application's triggers on a table or view, in the order of their names. */
+export function readUserTriggers(db: Database, table: string): UserTrigger[] {
   return db
     .prepare<{ name: string; sql: string }, [string]>(
       `SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE ORDER BY name`,
@@ -307,185 +357,10 @@ function readUserTriggers(db: Database, table: string): UserTrigger[] {
 
 /** Whether the trigger stays quiet while received rows are applied. */
 function isGuarded(sql: string): boolean {
-  const tokens = tokenize(sql);
-  const begin = tokens.findIndex((token) => isWord(token, "BEGIN"));
-  const head = tokens.slice(0, begin);
-  const when = head.findIndex((token) => isWord(token, "WHEN"));
-  if (when < 0) return false;
-  const condition = head.slice(when).map((token) => nameKey(token.value));
+  const { tokens, when, begin } = triggerParts(sql);
+  if (when === undefined) return false;
+  const condition = tokens.slice(when, begin).map((token) => nameKey(token.value));
   return condition.includes("_meta") && condition.some((word) => word.includes("syncing"));
-}
-
-/** Why this table cannot be synced, or the table with its two columns named. */
-export function qualifyTable(
-  db: Database,
-  table: Table,
-  isSynced: (tableKey: string) => boolean,
-): SyncedTable | Unqualified {
-  const no = (reason: string, remedy: string): Unqualified => ({
-    name: table.name,
-    reason,
-    remedy,
-  });
-  const columnByKey = new Map(table.columns.map((column) => [column.key, column]));
-  const id = columnByKey.get("id");
-  if (!id) {
-    return no("it has no column id", rebuildSql(table, "a TEXT PRIMARY KEY named id"));
-  }
-  const primary = readColumnRows(db, table.name).filter((row) => row.pk > 0);
-  if (primary.length !== 1 || nameKey(primary[0]!.name) !== "id") {
-    const found = primary.map((row) => row.name).join(", ") || "none";
-    return no(
-      `its PRIMARY KEY is not id alone (it is: ${found})`,
-      rebuildSql(table, "id as the only PRIMARY KEY"),
-    );
-  }
-  if (id.affinity !== "text") {
-    return no(
-      `its id is ${id.declaredType || "without a type"}, and ids must be TEXT: numbers given out by two machines would clash`,
-      rebuildSql(table, "id TEXT PRIMARY KEY"),
-    );
-  }
-  const collation = db
-    .prepare<{ coll: string }, [string]>(
-      `SELECT x.coll FROM pragma_index_list(?) AS l, pragma_index_xinfo(l.name) AS x
-       WHERE l.origin = 'pk' AND x.seqno = 0`,
-    )
-    .get(table.name)?.coll;
-  if (collation !== undefined && collation.toUpperCase() !== "BINARY") {
-    return no(
-      `its id compares by ${collation}, other nodes compare bytes`,
-      rebuildSql(table, "id without COLLATE"),
-    );
-  }
-  const version = columnByKey.get("updated_at");
-  const t = quoteName(table.name);
-  if (!version) {
-    if (table.generated.has("updated_at")) {
-      return no(
-        "its updated_at is generated",
-        rebuildSql(table, "updated_at INTEGER as an ordinary column"),
-      );
-    }
-    return no("it has no column updated_at", `ALTER TABLE ${t} ADD COLUMN updated_at INTEGER;`);
-  }
-  if (version.affinity !== "integer") {
-    return no(
-      `its updated_at is ${version.declaredType || "without a type"}, and versions must be INTEGER milliseconds`,
-      rebuildSql(table, "updated_at INTEGER (milliseconds since 1970)"),
-    );
-  }
-  if (table.columns.length > COLUMNS_MAX) {
-    return no(
-      `it has ${table.columns.length} columns, more than ${COLUMNS_MAX}`,
-      "Split the table.",
-    );
-  }
-  const odd = oddStamp(db, table.name, version.name);
-  if (odd) return no(odd.reason, odd.remedy);
-  for (const trigger of table.userTriggers) {
-    const written = [...trigger.writes].filter((key) => key === table.key || isSynced(key));
-    if (trigger.guarded || written.length === 0) continue;
-    return no(
-      `its trigger ${trigger.name} writes ${written.join(", ")}, also when received rows are applied: nodes would differ`,
-      guardedTriggerSql(trigger),
-    );
-  }
-  return { ...table, id, version, columnByKey };
-}
-
-function oddStamp(
-  db: Database,
-  table: string,
-  column: string,
-): { reason: string; remedy: string } | undefined {
-  const t = quoteName(table);
-  const c = quoteName(column);
-  const sample = (order: string) =>
-    db
-      .prepare<{ kind: string; sample: string | null }, []>(
-        `SELECT kind, min(stamp) AS sample FROM (
-           SELECT CASE WHEN typeof(${c}) IN ('integer', 'null')
-                       THEN CASE WHEN ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}
-                                 THEN 'fine' ELSE 'ms' END
-                       ELSE typeof(${c}) END AS kind, CAST(${c} AS TEXT) AS stamp
-           FROM ${t} ORDER BY ${quoteName("id")} ${order} LIMIT ${STAMP_SAMPLE_ROWS})
-         GROUP BY kind`,
-      )
-      .all();
-  for (const { kind, sample: stamp } of [...sample("ASC"), ...sample("DESC")]) {
-    if (kind === "ms") continue;
-    if (kind === "fine") {
-      const divisor = stamp !== null && stamp.length > 17 ? 1_000_000 : 1_000;
-      const unit = divisor === 1_000 ? "microseconds" : "nanoseconds";
-      return {
-        reason: `its updated_at holds ${unit} (${stamp}), and versions are milliseconds`,
-        remedy: `UPDATE ${t} SET ${c} = ${c} / ${divisor} WHERE ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}; -- and let the application write milliseconds`,
-      };
-    }
-    return {
-      reason: `its updated_at holds ${kind} values (${stamp}), and versions are integers`,
-      remedy:
-        kind === "text"
-          ? `UPDATE ${t} SET ${c} = CAST(strftime('%s', ${c}) AS INTEGER) * 1000 WHERE typeof(${c}) = 'text'; -- and let the application write milliseconds`
-          : `UPDATE ${t} SET ${c} = CAST(${c} AS INTEGER) WHERE typeof(${c}) <> 'integer';`,
-    };
-  }
-  return undefined;
-}
-
-function rebuildSql(table: Table, wanted: string): string {
-  const fresh = quoteName(`${table.name}_new`);
-  const names = table.columns.map((column) => quoteName(column.name));
-  const rest = table.columns
-    .filter((column) => column.key !== "id" && column.key !== "updated_at")
-    .map((column) => `${quoteName(column.name)} ${column.declaredType}`.trim());
-  const create = ["id TEXT PRIMARY KEY", ...rest, "updated_at INTEGER"].join(", ");
-  const hasId = table.columns.some((column) => column.key === "id");
-  const stamps = table.columns.find((column) => column.key === "updated_at");
-  const copied = names.filter(
-    (name) => nameKey(name) !== '"id"' && nameKey(name) !== '"updated_at"',
-  );
-  const from = [
-    hasId ? "CAST(id AS TEXT)" : "lower(hex(randomblob(16)))",
-    ...copied,
-    stampSql(stamps?.affinity),
-  ];
-  const into = ["id", ...copied, "updated_at"];
-  return (
-    `-- rebuild it with ${wanted}; carry over its constraints and indexes\n` +
-    `CREATE TABLE ${fresh}(${create});\n` +
-    `INSERT INTO ${fresh}(${into.join(", ")}) SELECT ${from.join(", ")} FROM ${quoteName(table.name)};\n` +
-    `DROP TABLE ${quoteName(table.name)}; ALTER TABLE ${fresh} RENAME TO ${quoteName(table.name)};`
-  );
-}
-
-/** The rows keep the time of their last change where the table knows it. */
-function stampSql(affinity: Affinity | undefined): string {
-  const now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000";
-  if (affinity === "integer") return "updated_at";
-  if (affinity !== "text") return now;
-  return `coalesce(CAST(strftime('%s', updated_at) AS INTEGER) * 1000, ${now})`;
-}
-
-const GUARD = "(SELECT value FROM _meta WHERE key = 'syncing') = 0";
-
-/** Before the first start there is no _meta, and a trigger that reads it would fail every write. */
-const FLAG_SQL =
-  "CREATE TABLE IF NOT EXISTS _meta(key TEXT PRIMARY KEY, value INTEGER);\n" +
-  "INSERT OR IGNORE INTO _meta(key, value) VALUES ('syncing', 0);\n";
-
-/** The trigger's own text with the guard added, to paste. */
-function guardedTriggerSql(trigger: UserTrigger): string {
-  const tokens = tokenize(trigger.sql);
-  const begin = tokens.findIndex((token) => isWord(token, "BEGIN"));
-  const when = tokens.findIndex((token, i) => i < begin && isWord(token, "WHEN"));
-  const body = trigger.sql.slice(tokens[begin]!.start);
-  const guarded =
-    when < 0
-      ? `${trigger.sql.slice(0, tokens[begin]!.start)}WHEN ${GUARD}\n${body}`
-      : `${trigger.sql.slice(0, tokens[when]!.end)} ${GUARD} AND (${trigger.sql.slice(tokens[when]!.end, tokens[begin]!.start).trim()})\n${body}`;
-  return `${FLAG_SQL}DROP TRIGGER ${quoteName(trigger.name)};\n${guarded};`;
 }
 
 /** Whether any table of the file has foreign keys: only then enforcement has to be switched. */

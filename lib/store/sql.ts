@@ -30,8 +30,9 @@ export interface Token {
   readonly end: number;
 }
 
+/** SQLite takes every character beyond ASCII for a letter, and only these for blanks. */
 const TOKEN =
-  /\s+|--[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|[\p{L}_$@:?\u0080-\uffff][\p{L}\p{N}_$\u0080-\uffff]*|\d[\w.]*|\|\||<>|[<>!=]=|[\s\S]/gu;
+  /[ \t\n\f\r]+|--[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|[A-Za-z_$@:?\u{80}-\u{10ffff}][\w$\u{80}-\u{10ffff}]*|\d[\w.]*|->>?|<<|>>|\|\||<>|[<>!=]=|[\s\S]/gu;
 
 /** The tokens of an SQL text, blanks and comments left out. */
 export function tokenize(sql: string): Token[] {
@@ -41,11 +42,11 @@ export function tokenize(sql: string): Token[] {
     const start = match.index;
     const end = start + text.length;
     const first = text[0]!;
-    if (/\s/.test(first) || text.startsWith("--") || text.startsWith("/*")) continue;
+    if (/[ \t\n\f\r]/.test(first) || text.startsWith("--") || text.startsWith("/*")) continue;
     if (first === "'") tokens.push({ kind: "text", value: text, start, end });
     else if (first === '"' || first === "`" || first === "[") {
       tokens.push({ kind: "quoted-name", value: unquoteName(text), start, end });
-    } else if (/[\p{L}_\u0080-\uffff]/u.test(first)) {
+    } else if (/[A-Za-z_\u0080-\uffff]/.test(first)) {
       tokens.push({ kind: "name", value: text, start, end });
     } else if (/\d/.test(first)) tokens.push({ kind: "number", value: text, start, end });
     else tokens.push({ kind: "symbol", value: text, start, end });
@@ -65,19 +66,48 @@ export function isWord(token: Token | undefined, word: string): boolean {
   return token?.kind === "name" && token.value.toUpperCase() === word;
 }
 
+/** The source of these tokens without comments: fit to be put anywhere in a longer statement. */
+export function sourceOf(sql: string, tokens: readonly Token[]): string {
+  let text = "";
+  for (const [i, token] of tokens.entries()) {
+    const previous = tokens[i - 1];
+    if (previous !== undefined && previous.end < token.start) text += " ";
+    text += sql.slice(token.start, token.end);
+  }
+  return text;
+}
+
+/** Where the parts of a CREATE TRIGGER stand, as indexes into its tokens. */
+export interface TriggerParts {
+  readonly tokens: readonly Token[];
+  /** The word WHEN, where there is one. */
+  readonly when: number | undefined;
+  /** The word BEGIN that opens the body. */
+  readonly begin: number;
+}
+
+/** `begin` may also be a name, and so may most words before it: what follows tells. */
+export function triggerParts(triggerSql: string): TriggerParts {
+  const tokens = tokenize(triggerSql);
+  const begin = tokens.findIndex((token, i) => {
+    const opens = isWord(token, "BEGIN") && tokens[i - 1]?.value !== ".";
+    return opens && STATEMENT_WORDS.some((word) => isWord(tokens[i + 1], word));
+  });
+  const when = tokens.findIndex((token, i) => i < begin && isWord(token, "WHEN"));
+  return { tokens, when: when < 0 ? undefined : when, begin };
+}
+
+const STATEMENT_WORDS = ["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"];
+
 /**
  * The tables that a trigger's body writes, as `nameKey`s. Reads `INSERT|REPLACE INTO t`,
  * `UPDATE [OR …] t`, `DELETE FROM t` after the trigger's BEGIN.
  */
 export function tablesWrittenBy(triggerSql: string): Set<string> {
-  const tokens = tokenize(triggerSql);
-  const begin = tokens.findIndex((token) => isWord(token, "BEGIN"));
+  const { tokens, begin } = triggerParts(triggerSql);
   const written = new Set<string>();
   for (let i = begin + 1; i < tokens.length; i++) {
-    const previous = tokens[i - 1];
-    const startsStatement =
-      i === begin + 1 ||
-      (previous?.kind === "symbol" && (previous.value === ";" || previous.value === ")"));
+    const startsStatement = i === begin + 1 || tokens[i - 1]?.value === ";";
     let at = -1;
     if (isWord(tokens[i], "INTO")) at = i + 1;
     else if (isWord(tokens[i], "DELETE") && isWord(tokens[i + 1], "FROM")) at = i + 2;
@@ -85,7 +115,13 @@ export function tablesWrittenBy(triggerSql: string): Set<string> {
       at = isWord(tokens[i + 1], "OR") ? i + 3 : i + 1;
     }
     const target = tokens[at];
-    if (target && target.kind !== "symbol") written.add(nameKey(target.value));
+    if (target?.kind === "text") written.add(nameKey(unquoteText(target.value)));
+    else if (target && target.kind !== "symbol") written.add(nameKey(target.value));
   }
   return written;
+}
+
+/** The content of a string literal; SQLite takes one for a name where only a name can stand. */
+export function unquoteText(literal: string): string {
+  return literal.slice(1, -1).replaceAll("''", "'");
 }

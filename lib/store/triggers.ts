@@ -8,8 +8,8 @@
  *   ai  after INSERT, au after UPDATE, ad after DELETE: write the log, in the writer's transaction
  */
 import { rowJsonSql } from "./row-json.ts";
-import { type SyncedTable, TRIGGER_MARK, type UniqueKey } from "./schema.ts";
-import { quoteName, quoteText } from "./sql.ts";
+import { columnList, type SyncedTable, TRIGGER_MARK, type UniqueKey } from "./schema.ts";
+import { nameKey, quoteName, quoteText } from "./sql.ts";
 
 export interface Trigger {
   readonly name: string;
@@ -34,107 +34,149 @@ export function captureTriggers(table: SyncedTable, isTaken: (name: string) => b
 }
 
 function triggerSql(table: SyncedTable, kind: Kind, name: string): string {
-  const head = (event: string, when: string) =>
-    `CREATE TRIGGER ${quoteName(name)} ${event} ON ${quoteName(table.name)}\nWHEN ${when}\nBEGIN ${TRIGGER_MARK}\n`;
-  const id = quoteName(table.id.name);
-  const version = quoteName(table.version.name);
-  const label = quoteText(table.name);
-  const log = (op: string, alias: "NEW" | "OLD", was: string, where: string) =>
-    `  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n` +
-    `  SELECT '${op}', ${label}, ${alias}.${id}, ${rowJsonSql(alias, table.columns)}, ${was}${where};\n`;
   switch (kind) {
-    case "bi": {
-      // The cheap test first: almost every INSERT replaces nothing.
-      const clashes = clashSql(table, `o.${id} = NEW.${id}`, table.uniqueKeys);
-      const when = `${clashes.map((clash) => `EXISTS (${clash("1")})`).join(" OR ")}`;
-      const exists = clashes.length > 1 ? `(${when})` : when;
-      return `${head("BEFORE INSERT", `${exists} AND ${GUARD}`)}${noteSql(table, clashes, `NEW.${id}`)}END`;
-    }
-    case "bu": {
-      const columns = new Set([table.id.key, ...table.uniqueKeys.flatMap(keyColumns)]);
-      const names = table.columns
-        .filter((column) => columns.has(column.key))
-        .map((c) => quoteName(c.name));
-      const clashes = clashSql(
-        table,
-        `o.${id} = NEW.${id}`,
-        table.uniqueKeys,
-        `o.${id} <> OLD.${id}`,
-      );
-      return `${head(`BEFORE UPDATE OF ${names.join(", ")}`, GUARD)}${noteSql(table, clashes, `OLD.${id}`)}END`;
-    }
+    case "bi":
+      return noteBeforeInsert(table, name);
+    case "bu":
+      return noteBeforeUpdate(table, name);
     case "ai":
-      return `${head("AFTER INSERT", `${GUARD} AND typeof(NEW.${id}) = 'text'`)}${log("INSERT", "NEW", "NULL", "")}END`;
+      return logInsert(table, name);
+    case "au":
+      return logUpdate(table, name);
     case "ad":
-      return `${head("AFTER DELETE", `${GUARD} AND typeof(OLD.${id}) = 'text'`)}${log("DELETE", "OLD", `OLD.${version}`, "")}END`;
-    case "au": {
-      const sameId = `OLD.${id} IS NEW.${id}`;
-      return (
-        head("AFTER UPDATE", GUARD) +
-        log(
-          "DELETE",
-          "OLD",
-          `OLD.${version}`,
-          ` WHERE NOT (${sameId}) AND typeof(OLD.${id}) = 'text'`,
-        ) +
-        log(
-          "UPDATE",
-          "NEW",
-          `CASE WHEN ${sameId} THEN OLD.${version} END`,
-          ` WHERE typeof(NEW.${id}) = 'text'`,
-        ) +
-        "END"
-      );
-    }
+      return logDelete(table, name);
   }
 }
 
-function keyColumns(key: UniqueKey): readonly string[] {
-  return key.terms.flatMap((term) => term.columns);
+/** Comments at the front of a trigger do not survive in every build; those behind BEGIN do. */
+function wrap(table: SyncedTable, name: string, event: string, when: string, body: string): string {
+  return (
+    `CREATE TRIGGER ${quoteName(name)} ${event} ON ${quoteName(table.name)}\n` +
+    `WHEN ${when}\nBEGIN ${TRIGGER_MARK}\n${body}END`
+  );
 }
 
-/** One SELECT for every way in which a row `o` may stand in the way of NEW; `what` is its result. */
-function clashSql(
+// ── Writing the log ───────────────────────────────────────────────────────────────────────────
+
+function logInsert(table: SyncedTable, name: string): string {
+  const when = `${GUARD} AND ${isText(`NEW.${quoteName(table.id.name)}`)}`;
+  return wrap(table, name, "AFTER INSERT", when, logSql(table, "INSERT", "NEW", "NULL"));
+}
+
+function logDelete(table: SyncedTable, name: string): string {
+  const when = `${GUARD} AND ${isText(`OLD.${quoteName(table.id.name)}`)}`;
+  const was = `OLD.${quoteName(table.version.name)}`;
+  return wrap(table, name, "AFTER DELETE", when, logSql(table, "DELETE", "OLD", was));
+}
+
+/** A row whose id changes is one that goes and one that comes. */
+function logUpdate(table: SyncedTable, name: string): string {
+  const id = quoteName(table.id.name);
+  const was = `OLD.${quoteName(table.version.name)}`;
+  const isSame = `OLD.${id} IS NEW.${id}`;
+  const gone = `NOT (${isSame}) AND ${isText(`OLD.${id}`)}`;
+  // NULL says that nothing was replaced; a row without a stamp has version 0.
+  const replaced = `CASE WHEN ${isSame} THEN coalesce(${was}, 0) END`;
+  const body =
+    logSql(table, "DELETE", "OLD", was, gone) +
+    logSql(table, "UPDATE", "NEW", replaced, isText(`NEW.${id}`));
+  return wrap(table, name, "AFTER UPDATE", GUARD, body);
+}
+
+function logSql(
   table: SyncedTable,
-  sameId: string,
-  keys: readonly UniqueKey[],
-  besides?: string,
-): ((what: string) => string)[] {
-  const conditions = [sameId, ...keys.map((key) => keyClashSql(table, key))];
-  return conditions.map(
-    (condition) => (what: string) =>
-      `SELECT ${what} FROM ${quoteName(table.name)} AS o WHERE ${condition}${besides ? ` AND ${besides}` : ""}`,
+  op: string,
+  alias: "NEW" | "OLD",
+  was: string,
+  where?: string,
+): string {
+  const row = rowJsonSql(alias, table.columns);
+  const id = `${alias}.${quoteName(table.id.name)}`;
+  return (
+    `  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n` +
+    `  SELECT '${op}', ${quoteText(table.name)}, ${id}, ${row}, ${was}` +
+    `${where === undefined ? "" : `\n  WHERE ${where}`};\n`
   );
+}
+
+/** Rows whose id is NULL or a BLOB stay out of syncing. */
+function isText(value: string): string {
+  return `typeof(${value}) = 'text'`;
+}
+
+// ── Noting what REPLACE may throw out ─────────────────────────────────────────────────────────
+
+function noteBeforeInsert(table: SyncedTable, name: string): string {
+  const clashes = clashConditions(table);
+  const exists = clashes.map((clash) => `EXISTS (SELECT 1 FROM ${fromSql(table)} WHERE ${clash})`);
+  // Asked first, since almost every INSERT replaces nothing.
+  const any = exists.length > 1 ? `(${exists.join(" OR ")})` : exists[0]!;
+  const body = clashes.map((clash) => noteSql(table, clash, "NEW")).join("");
+  return wrap(table, name, "BEFORE INSERT", `${any} AND ${GUARD}`, body);
+}
+
+function noteBeforeUpdate(table: SyncedTable, name: string): string {
+  const id = quoteName(table.id.name);
+  const deciding = new Set([table.id.key, ...table.uniqueKeys.flatMap(keyColumns)]);
+  const columns = table.columns.filter((column) => deciding.has(column.key));
+  // A generated column changes with columns that SQLite does not tell.
+  const isAny = [...deciding].some((key) => table.generated.has(key));
+  const event = isAny ? "BEFORE UPDATE" : `BEFORE UPDATE OF ${columnList(columns)}`;
+  const body = clashConditions(table)
+    .map((clash) => noteSql(table, `${clash} AND o.${id} <> OLD.${id}`, "OLD"))
+    .join("");
+  return wrap(table, name, event, GUARD, body);
+}
+
+function keyColumns(key: UniqueKey): string[] {
+  return key.columns.map(nameKey);
+}
+
+function fromSql(table: SyncedTable): string {
+  return `${quoteName(table.name)} AS o`;
+}
+
+/** One condition for every way in which a row `o` may stand in the way of NEW. */
+function clashConditions(table: SyncedTable): string[] {
+  const sameId = `o.${quoteName(table.id.name)} = ${freshSql(table, table.id.name)}`;
+  return [sameId, ...table.uniqueKeys.map((key) => keyClashSql(table, key))];
 }
 
 function keyClashSql(table: SyncedTable, key: UniqueKey): string {
   const terms = key.terms.map((term) => {
-    const column = table.columns.find(
-      (c) => c.key === term.columns[0] && quoteName(c.name) === term.sql,
-    );
-    // Under OR REPLACE a NULL for a NOT NULL column becomes the default, which is not in NEW yet.
-    const fresh =
-      column?.notNull && column.defaultSql !== null
-        ? `coalesce(${term.newSql}, ${column.defaultSql})`
-        : term.newSql;
-    return `${term.sql} = ${fresh} COLLATE ${quoteName(term.collation)}`;
+    const collate = `COLLATE ${quoteName(term.collation)}`;
+    if (term.column !== undefined) {
+      return `o.${quoteName(term.column)} = ${freshSql(table, term.column)} ${collate}`;
+    }
+    return `(${term.sql}) = ${evaluatedSql(table, term.sql, key.columns)} ${collate}`;
   });
   return [...terms, ...(key.where === undefined ? [] : [`(${key.where})`])].join(" AND ");
 }
 
+/** The expression over NEW, its text untouched: a column's name may also be a word of SQL in it. */
+function evaluatedSql(table: SyncedTable, expression: string, columns: readonly string[]): string {
+  const values = columns.map((name) => `${freshSql(table, name)} AS ${quoteName(name)}`);
+  return `(SELECT ${expression} FROM (SELECT ${values.join(", ") || "1"}))`;
+}
+
+/** Under OR REPLACE a NULL for a NOT NULL column becomes the default, which is not in NEW yet. */
+function freshSql(table: SyncedTable, name: string): string {
+  const value = `NEW.${quoteName(name)}`;
+  const column = table.columnByKey.get(nameKey(name));
+  const isReplaced = column?.notNull && column.defaultSql !== null;
+  return isReplaced ? `coalesce(${value}, ${column.defaultSql})` : value;
+}
+
 /** The older note stays; a row that was noted without its content gets it. */
-function noteSql(table: SyncedTable, clashes: ((what: string) => string)[], ownId: string): string {
-  const id = `o.${quoteName(table.id.name)}`;
-  const row = `CASE WHEN ${id} <> ${ownId} THEN ${rowJsonSql("o", table.columns)} END`;
+function noteSql(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
+  const id = quoteName(table.id.name);
+  const row = `CASE WHEN o.${id} <> ${own}.${id} THEN ${rowJsonSql("o", table.columns)} END`;
   const at = "coalesce((SELECT max(change_id) FROM _changes), 0)";
-  const values = `${quoteText(table.name)}, ${id}, o.${quoteName(table.version.name)}, ${row}, ${at}`;
-  return clashes
-    .map(
-      (clash) =>
-        `  INSERT INTO _hooksync_noted(tbl, id, version, row, at)\n` +
-        `  ${clash(values)} AND typeof(${id}) = 'text'\n` +
-        `  ON CONFLICT(tbl, id) DO UPDATE SET row = excluded.row\n` +
-        `  WHERE row IS NULL AND excluded.row IS NOT NULL;\n`,
-    )
-    .join("");
+  return (
+    `  INSERT INTO _hooksync_noted(tbl, id, version, row, at)\n` +
+    `  SELECT ${quoteText(table.name)}, o.${id}, o.${quoteName(table.version.name)}, ${row}, ${at}\n` +
+    `  FROM ${fromSql(table)} WHERE ${clash} AND ${isText(`o.${id}`)}\n` +
+    `  ON CONFLICT(tbl, id) DO UPDATE SET row = excluded.row\n` +
+    `  WHERE row IS NULL AND excluded.row IS NOT NULL;\n`
+  );
 }

@@ -1,0 +1,152 @@
+/**
+ * Which tables can be synced (DESIGN.md, "Schema"). One that does not qualify is named with the reason
+ * and with the SQL that would help (remedies.ts), and never stops the start. Reads only.
+ */
+import type { Database } from "bun:sqlite";
+import { guardRemedy, rebuildRemedy, stampRemedy } from "./remedies.ts";
+import {
+  STAMP_MS_MAX,
+  type SyncedTable,
+  type Table,
+  type Unqualified,
+  type UserTrigger,
+} from "./schema.ts";
+import { nameKey, quoteName } from "./sql.ts";
+
+/** What surrounds the table and has a say. */
+export interface Surroundings {
+  /** nameKeys of the synced tables that this trigger of the table writes, itself or through others. */
+  readonly writesSynced: (trigger: UserTrigger) => readonly string[];
+  /** It was synced before: settling puts its stamps right, however odd some are now. */
+  readonly isAdopted: boolean;
+}
+
+/** The capture triggers name every column, and `json_object` is called for 60 at a time. */
+const COLUMNS_MAX = 500;
+/** How many stamps are looked at from each end of a table to tell milliseconds from microseconds. */
+const STAMP_SAMPLE_ROWS = 1_000;
+
+/** Why this table cannot be synced, or the table with its two columns named. */
+export function qualifyTable(
+  db: Database,
+  table: Table,
+  surroundings: Surroundings,
+): SyncedTable | Unqualified {
+  const { writesSynced, isAdopted } = surroundings;
+  const no = (reason: string, remedy: string): Unqualified => ({
+    name: table.name,
+    reason,
+    remedy,
+  });
+  const rebuild = (reason: string, wanted: string) =>
+    no(
+      reason,
+      rebuildRemedy(db, table, wanted, (trigger) => writesSynced(trigger).length > 0),
+    );
+  const columnByKey = new Map(table.columns.map((column) => [column.key, column]));
+
+  const id = columnByKey.get("id");
+  if (!id) return rebuild("it has no column id", "a TEXT PRIMARY KEY named id");
+  const primary = primaryKey(db, table.name);
+  if (primary.length !== 1 || nameKey(primary[0]!) !== "id") {
+    return rebuild(
+      `its PRIMARY KEY is not id alone (it is: ${primary.join(", ") || "none"})`,
+      "id as the only PRIMARY KEY",
+    );
+  }
+  if (id.affinity !== "text") {
+    return rebuild(
+      `its id is ${id.declaredType || "without a type"}, and ids must be TEXT: numbers given out by two machines would clash`,
+      "id TEXT PRIMARY KEY",
+    );
+  }
+  const collation = idCollation(db, table.name);
+  if (collation.toUpperCase() !== "BINARY") {
+    return rebuild(
+      `its id compares by ${collation}, other nodes compare bytes`,
+      "id without COLLATE",
+    );
+  }
+
+  const version = columnByKey.get("updated_at");
+  if (!version) {
+    if (table.generated.has("updated_at")) {
+      return rebuild("its updated_at is generated", "updated_at INTEGER as an ordinary column");
+    }
+    return no(
+      "it has no column updated_at",
+      `ALTER TABLE ${quoteName(table.name)} ADD COLUMN updated_at INTEGER;`,
+    );
+  }
+  if (version.affinity !== "integer") {
+    return rebuild(
+      `its updated_at is ${version.declaredType || "without a type"}, and versions must be INTEGER milliseconds`,
+      "updated_at INTEGER (milliseconds since 1970)",
+    );
+  }
+  if (table.columns.length > COLUMNS_MAX) {
+    return no(
+      `it has ${table.columns.length} columns, more than ${COLUMNS_MAX}`,
+      "Split the table.",
+    );
+  }
+  const odd = isAdopted ? undefined : oddStamp(db, table.name, version.name);
+  if (odd !== undefined) return no(odd, stampRemedy(table.name, version.name));
+
+  const harmful = table.userTriggers.filter(
+    (trigger) => !trigger.guarded && writesSynced(trigger).length > 0,
+  );
+  if (harmful.length > 0) {
+    const written = harmful.map(
+      (trigger) => `${trigger.name} writes ${writesSynced(trigger).join(", ")}`,
+    );
+    return no(
+      `its trigger ${written.join("; ")}, also when received rows are applied: nodes would differ`,
+      guardRemedy(harmful),
+    );
+  }
+  return { ...table, id, version, columnByKey };
+}
+
+function primaryKey(db: Database, table: string): string[] {
+  return db
+    .prepare<{ name: string }, [string]>(
+      "SELECT name FROM pragma_table_xinfo(?) WHERE pk > 0 ORDER BY pk",
+    )
+    .all(table)
+    .map(({ name }) => name);
+}
+
+function idCollation(db: Database, table: string): string {
+  const index = db
+    .prepare<{ coll: string }, [string]>(
+      `SELECT x.coll FROM pragma_index_list(?) AS l, pragma_index_xinfo(l.name) AS x
+       WHERE l.origin = 'pk' AND x.seqno = 0`,
+    )
+    .get(table);
+  return index?.coll ?? "BINARY";
+}
+
+/** What is wrong with the stamps in a sample of the rows, or undefined. */
+function oddStamp(db: Database, table: string, column: string): string | undefined {
+  const c = quoteName(column);
+  const sample = (order: string) =>
+    db
+      .prepare<{ kind: string; stamp: string | null }, []>(
+        `SELECT kind, min(stamp) AS stamp FROM (
+           SELECT CASE WHEN typeof(${c}) NOT IN ('integer', 'null') THEN typeof(${c})
+                       WHEN ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX} THEN 'fine'
+                       ELSE 'ms' END AS kind,
+                  CAST(${c} AS TEXT) AS stamp
+           FROM ${quoteName(table)} ORDER BY ${quoteName("id")} ${order} LIMIT ${STAMP_SAMPLE_ROWS})
+         GROUP BY kind`,
+      )
+      .all();
+  const odd = [...sample("ASC"), ...sample("DESC")].find(({ kind }) => kind !== "ms");
+  if (odd === undefined) return undefined;
+  if (odd.kind !== "fine") {
+    return `its updated_at holds ${odd.kind} values (${odd.stamp}), and versions are integers`;
+  }
+  const unit = odd.stamp !== null && odd.stamp.length > 17 ? "nanoseconds" : "microseconds";
+  return `its updated_at holds ${unit} (${odd.stamp}), and versions are milliseconds`;
+}
