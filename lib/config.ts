@@ -29,6 +29,7 @@ import {
   BATCH_MS,
   BODY_BYTES_MAX,
   IDLE_TIMEOUT_MS,
+  LOG_BYTES_MAX,
   PARKED_BYTES_MAX,
   PEERS_MAX,
   REQUEST_TIMEOUT_MS,
@@ -76,6 +77,12 @@ export interface Config {
   readonly acceptOldFile: boolean;
   /** Bytes of parked changes kept at most; above it batches are answered 507. Default 1 GiB. */
   readonly parkedBytesMax: number;
+  /** Bytes of the change log at most; beyond it the slowest peer is cut off. Default 4 GiB. */
+  readonly logBytesMax: number;
+  /** Lets others than this machine change the peers, with this token. Default: nobody else. */
+  readonly adminToken: string | undefined;
+  /** A node of the mesh to join at start, with everyone it knows. Default: none. */
+  readonly join: string | undefined;
 }
 
 /** Where to listen. */
@@ -207,6 +214,24 @@ export const SETTINGS = [
     help: `bytes of changes kept that could not be applied (${PARKED_BYTES_MAX / 1024 / MIB}GiB)`,
   },
   {
+    name: "log-max",
+    value: "SIZE",
+    kind: "number",
+    help: `bytes of the change log; beyond it the slowest peer is cut off (${LOG_BYTES_MAX / 1024 / MIB}GiB)`,
+  },
+  {
+    name: "join",
+    value: "URL",
+    kind: "text",
+    help: "join the mesh of this node: everyone there adds us, we add them (needs --url)",
+  },
+  {
+    name: "admin-token",
+    value: "TEXT",
+    kind: "text",
+    help: "lets others than this machine change the peers; what --join shows the mesh",
+  },
+  {
     name: "use-proxy",
     value: undefined,
     kind: "switch",
@@ -241,6 +266,15 @@ const REQUEST_TIMEOUT_MS_MIN = 100;
 const TOMBSTONE_DAYS_MIN = 1;
 const TOMBSTONE_DAYS_MAX = 36_500;
 
+/** A token that can be guessed lets strangers take the mesh over. */
+const TOKEN_LENGTH_MIN = 16;
+
+function readToken(text: string): Read<string> {
+  const token = text.trim();
+  if (token.length >= TOKEN_LENGTH_MIN && !/\s/.test(token)) return { value: token };
+  return { right: `expected at least ${TOKEN_LENGTH_MIN} characters without blanks` };
+}
+
 export function loadConfig(input: ConfigInput): ConfigResult {
   const mistakes: Mistake[] = [];
   const given = gather(input, mistakes);
@@ -251,7 +285,12 @@ export function loadConfig(input: ConfigInput): ConfigResult {
     if (found === undefined) return undefined;
     const result = read(found.texts[0]!);
     if ("value" in result) return result.value;
-    const value = name === "url" ? withoutCredentials(found.texts[0]!) : found.texts[0]!;
+    const shown: Partial<Record<SettingName, (text: string) => string>> = {
+      url: withoutCredentials,
+      join: withoutCredentials,
+      "admin-token": () => "…",
+    };
+    const value = (shown[name] ?? String)(found.texts[0]!);
     mistakes.push({ where: found.where, value, right: result.right });
     return undefined;
   }
@@ -268,6 +307,11 @@ export function loadConfig(input: ConfigInput): ConfigResult {
   required("db", "missing; expected the SQLite file: --db node1.db");
   const listen = take("listen", readListen) ?? LISTEN_DEFAULT;
   const nodeUrl = take("url", readUrl);
+  const join = take("join", readUrl);
+  if (join !== undefined && nodeUrl === undefined) {
+    const right = "missing with --join; expected this node's address as the others see it";
+    mistakes.push({ where: "--url", value: undefined, right });
+  }
   const own = { ...listen, hosts: input.ownHosts ?? [] };
   const isSelf = (url: string) => url === nodeUrl || isOwnAddress(url, own);
   const peers = takePeers(given.get("peer"), isSelf, mistakes);
@@ -306,6 +350,9 @@ export function loadConfig(input: ConfigInput): ConfigResult {
     acceptOldFile: take("accept-old-file", readSwitch) ?? false,
     parkedBytesMax:
       take("parked-limit", readSize(MIB, Number.MAX_SAFE_INTEGER)) ?? PARKED_BYTES_MAX,
+    logBytesMax: take("log-max", readSize(MIB, Number.MAX_SAFE_INTEGER)) ?? LOG_BYTES_MAX,
+    adminToken: take("admin-token", readToken),
+    join,
   } satisfies Omit<Config, "id" | "dbPath">;
 
   if (mistakes.length > 0 || id === undefined || dbPath === undefined) return { mistakes };

@@ -12,18 +12,15 @@ import type { Random } from "./base/random.ts";
 import type { Config } from "./config.ts";
 import { answerStarting, createApp } from "./http/app.ts";
 import type { HealthReport } from "./http/health-routes.ts";
+import { Mesh } from "./mesh.ts";
 import { IDLE_TIMEOUT_MS } from "./protocol/limits.ts";
-import type { PeerHealth } from "./protocol/peer.ts";
-import { parsePeerUrl } from "./protocol/peer-url.ts";
-import { type ShipperHandle, startShipper } from "./shipper/handle.ts";
-import type { FromShipper } from "./shipper/messages.ts";
 import type { ApplyEvent } from "./store/apply.ts";
 import { ItemCounter } from "./store/item-counter.ts";
 import { type FileLock, lockFile, resolvePath } from "./store/open.ts";
 import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
-import { Store } from "./store/store.ts";
+import { type FillEvent, Store } from "./store/store.ts";
 import { sqliteCode } from "./store/write-queue.ts";
 
 export interface NodeOptions {
@@ -48,19 +45,10 @@ export interface RunningNode {
 
 /** DESIGN.md, "Stop": a peer that is down must not hold up a restart. */
 const DRAIN_MS_MAX = 2_000;
-/** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
-const MOVES_PAUSE_MS = 10;
-/** How often foreign peers are asked whether they have anything left, while something waits for it. */
-const QUIET_CHECK_MS = 30_000;
 /** How often a stopping node looks whether its last requests are answered. */
 const STOP_LOOK_MS = 5;
-const HUB_QUIET_MS = 24 * 3_600_000;
-/** A peer with this many more rows than we have is worth a word at start. */
-const MANY_ROWS = 1_000_000;
 /** Parked changes and left-out tables are one line per peer, table and reason in this time. */
 const REPORT_PAUSE_MS = 60_000;
-
-type Moved = Extract<FromShipper, { kind: "moved" }>;
 
 /** Throws HookSyncError where the world is in the way; nothing was changed then. */
 export async function startNode(options: NodeOptions): Promise<RunningNode> {
@@ -78,19 +66,13 @@ class Node implements RunningNode {
   #server: Bun.Server<undefined> | undefined;
   #store: Store | undefined;
   #counter: ItemCounter | undefined;
-  #shipper: ShipperHandle | undefined;
+  #mesh: Mesh | undefined;
   #tick: Cancel | undefined;
   #isStopping = false;
-  #moves: Moved[] = [];
-  #isPersisting = false;
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
   /** Why the node is not healthy, by what is wrong; and what a person should look at. */
   readonly #reasons = new Map<string, string>();
   readonly #warnings = new Map<string, string>();
-  readonly #peerHealth = new Map<string, { health: PeerHealth; atMs: number }>();
-  #quietCheckedMs = 0;
-  /** By db id: what our senders said last that they still have for us. */
-  readonly #restOf = new Map<string, number>();
   url = "";
   summary: readonly string[] = [];
 
@@ -157,14 +139,25 @@ class Node implements RunningNode {
       timers: this.#timers,
       random,
       onEvent: (event) => this.#onStoreEvent(event),
-      onCommit: (through, rewritten) => this.#shipper?.settled(through, rewritten),
+      onCommit: (through, rewritten) => this.#mesh?.settled(through, rewritten),
     });
     this.#store = store;
     this.#counter = new ItemCounter(store.db, clock);
-    const { starts, added } = store.configurePeers(config.peers, normalisePeer);
-    const receiver = new Receiver(store, (identity) => {
-      if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+    const mesh = new Mesh({
+      config,
+      store,
+      path,
+      workerUrl: this.#options.workerUrl,
+      log,
+      clock,
+      timers: this.#timers,
+      random,
+      itemCount: () => this.#counter!.count(store.survey.synced.values()),
+      reportError: (error, what) => this.#reportError(error, { method: "", path: what }),
+      remoteAddress: (request) => this.#server?.requestIP(request)?.address,
     });
+    this.#mesh = mesh;
+    const receiver = new Receiver(store, (identity) => mesh.heard(identity));
     const app = createApp({
       queue: store.queue,
       repository: store.repository,
@@ -173,41 +166,24 @@ class Node implements RunningNode {
       tables: () => this.#currentTables(),
       sync: { apply: (request) => receiver.receive(request) },
       health: () => this.#health(),
-      identity: () => store.identity(),
+      identity: (askedByDb) => store.identity(askedByDb),
+      membership: mesh,
       reportError: (error, request) => this.#reportError(error, request),
     });
     this.#server!.reload({ fetch: (request) => app.fetch(request) });
-    this.#shipper = startShipper({
-      workerUrl: this.#options.workerUrl,
-      config: {
-        dbPath: path,
-        nodeId: config.id,
-        dbId: store.dbId,
-        nodeUrl: config.nodeUrl,
-        batchChangesMax: config.batchChangesMax,
-        batchBytesMax: config.batchBytesMax,
-        requestTimeoutMs: config.requestTimeoutMs,
-        useProxy: config.useProxy,
-        settledThrough: store.settledThrough,
-        peers: starts,
-      },
-      onMessage: (message) => this.#onShipper(message),
-      clock,
-      random,
-      timers: this.#timers,
-    });
+    const added = mesh.start();
     this.summary = this.#describe(path, store, added);
-    if (added.length > 0 && this.#counter.count(store.survey.synced.values()) > 0) {
-      log.info(
-        "new peers get what is still in the log; rows that are no longer in it do not reach them by themselves: start them from a copy of this file",
-        { peers: added.join(", ") },
-      );
+    if (config.join !== undefined) {
+      mesh
+        .join(config.join)
+        .catch((error) => this.#reportError(error, { method: "", path: "join" }));
     }
   }
 
   #describe(path: string, store: Store, added: readonly string[]): string[] {
     const { config, version } = this.#options;
     const { synced, notSynced, notAsked } = store.survey;
+    const urls = this.#mesh!.urls;
     const where =
       config.listen.hostname === undefined ? ` (all addresses, port ${this.#server!.port})` : "";
     const lines = [
@@ -227,16 +203,16 @@ class Node implements RunningNode {
     for (const [table, rows] of store.oddIds())
       lines.push(`${table}: ${rows} rows whose id is NULL or a BLOB stay out`);
     lines.push(
-      config.peers.length === 0
+      urls.length === 0
         ? "no peers"
-        : `peers ${config.peers.map((url) => (added.includes(url) ? `${url} (new)` : url)).join(", ")}`,
+        : `peers ${urls.map((url) => (added.includes(url) ? `${url} (new)` : url)).join(", ")}`,
     );
     return lines;
   }
 
   // ── What others tell ────────────────────────────────────────────────────────────────────────
 
-  #onStoreEvent(event: SettleEvent | ApplyEvent): void {
+  #onStoreEvent(event: SettleEvent | ApplyEvent | FillEvent): void {
     const { log } = this.#options;
     switch (event.kind) {
       case "parked":
@@ -267,78 +243,11 @@ class Node implements RunningNode {
         this.#warnings.set(`${event.kind} ${event.table}`, `${event.table}: ${event.text}`);
         log.warn(`${event.table}: ${event.text}`);
         return;
+      case "filled":
+        log.info(event.text);
+        return;
       default:
         log.info(`${event.table}: ${event.text}`);
-    }
-  }
-
-  #onShipper(message: FromShipper): void {
-    switch (message.kind) {
-      case "moved":
-        this.#moves.push(message);
-        this.#persistMovesSoon();
-        return;
-      case "log":
-        this.#options.log.log(message.level, message.message, message.fields);
-        return;
-      case "peer-health":
-        this.#onPeerHealth(message.health);
-        return;
-      default:
-    }
-  }
-
-  #persistMovesSoon(): void {
-    if (this.#isPersisting) return;
-    this.#isPersisting = true;
-    this.#timers.after(MOVES_PAUSE_MS, () => void this.#persistMoves());
-  }
-
-  /** Watermarks, refusals and pruning of all that came in, in one transaction. */
-  async #persistMoves(): Promise<void> {
-    const moves = this.#moves;
-    this.#moves = [];
-    try {
-      await this.#store!.recordMoves(moves);
-      this.#reasons.delete("disk");
-    } catch (error) {
-      // They stay in the log and are kept for the next time; after a restart they are sent again.
-      this.#moves = [...moves, ...this.#moves];
-      this.#reportError(error, { method: "", path: "watermarks" });
-    }
-    this.#isPersisting = false;
-    if (this.#moves.length > 0 && !this.#isStopping) this.#persistMovesSoon();
-  }
-
-  #onPeerHealth(health: PeerHealth): void {
-    const { log, clock } = this.#options;
-    const store = this.#store!;
-    const isFirst = !this.#peerHealth.has(health.url);
-    this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
-    if (health.identity?.db === store.dbId) {
-      log.error("a peer is this very node: remove it from the peers", { peer: health.url });
-      this.#warnings.set(`self ${health.url}`, `the peer ${health.url} is this very node`);
-    }
-    if (health.nodeId === this.#options.config.id && health.identity?.db !== store.dbId) {
-      log.warn("a peer has the same --id as this node; give each its own", { peer: health.url });
-      this.#warnings.set(
-        `id ${health.url}`,
-        `the peer ${health.url} has the same --id as this node`,
-      );
-    }
-    store
-      .learnPeer(health)
-      .catch((error) => this.#reportError(error, { method: "", path: health.url }));
-    if (!isFirst || health.identity) return;
-    const own = this.#counter!.count(store.survey.synced.values());
-    if (own === 0 && (health.itemCount ?? 0) >= MANY_ROWS) {
-      log.warn(
-        "this node is empty and a peer of another make holds many rows, which it will not send by itself: stop, and start from a copy of its file",
-        {
-          peer: health.url,
-          rows: health.itemCount,
-        },
-      );
     }
   }
 
@@ -353,7 +262,7 @@ class Node implements RunningNode {
     try {
       await this.#store!.runDue();
       this.#reasons.delete("file");
-      await this.#watchQuiet();
+      await this.#mesh!.look();
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
         this.#reasons.set("file", describeError(error));
@@ -362,33 +271,6 @@ class Node implements RunningNode {
     }
     this.#reports.flush();
     if (!this.#isStopping) this.#scheduleTick();
-  }
-
-  /** When everyone has everything, repeats end and old deletes may be forgotten. */
-  async #watchQuiet(): Promise<void> {
-    const { clock } = this.#options;
-    const nowMs = clock.monotonicMs();
-    if (nowMs - this.#quietCheckedMs < QUIET_CHECK_MS) return;
-    this.#quietCheckedMs = nowMs;
-    const store = this.#store!;
-    const foreign = [...this.#peerHealth.values()].filter(({ health }) => !health.identity);
-    const hasHub = foreign.some(({ health }) => health.hub);
-    if (store.healing.isWaiting && foreign.every(({ health }) => health.pendingChanges === 0)) {
-      const quietMs = Math.min(clock.nowMs(), ...foreign.map(({ atMs }) => atMs));
-      await store.endRepeats(hasHub || foreign.length === 0 ? quietMs - HUB_QUIET_MS : quietMs);
-    }
-    await store.forgetTombstones(this.#isEveryoneCaughtUp(), hasHub);
-    if (store.healing.isWaiting || store.hasTombstones) this.#shipper?.readHealth();
-  }
-
-  #isEveryoneCaughtUp(): boolean {
-    const peers = this.#shipper?.status() ?? [];
-    return peers.every((peer) => {
-      const health = this.#peerHealth.get(peer.url)?.health;
-      if (peer.pending > 0 || health === undefined) return false;
-      const rest = health.identity && this.#restOf.get(health.identity.db);
-      return health.pendingChanges === 0 || rest === 0;
-    });
   }
 
   // ── Health ──────────────────────────────────────────────────────────────────────────────────
@@ -407,14 +289,15 @@ class Node implements RunningNode {
     return {
       ok: this.#reasons.size === 0,
       reasons: [...this.#reasons.values()],
-      warnings: [...this.#warnings.values(), ...this.#clockWarning()],
+      warnings: [...this.#warnings.values(), ...this.#mesh!.warnings()],
       nodeId: config.id,
       version,
       itemCount: this.#counter!.count(store.survey.synced.values()),
       pendingChanges: store.log.pending(),
       deadLetter: letters.all,
       parked: letters.parked,
-      peers: this.#shipper?.status() ?? [],
+      peers: this.#mesh!.status(),
+      fills: store.filler.progress(),
       tables: {
         synced: [...store.survey.synced.values()].map((table) => table.name),
         notSynced: store.survey.notSynced,
@@ -422,21 +305,6 @@ class Node implements RunningNode {
       sqliteVersion: store.sqliteVersion,
       uptimeS: Math.floor((clock.monotonicMs() - this.#startedMs) / 1_000),
     };
-  }
-
-  /** If most peers are ahead, it is our clock that is wrong. */
-  #clockWarning(): string[] {
-    const offsets = (this.#shipper?.status() ?? []).flatMap((peer) => peer.clockOffsetMs ?? []);
-    const wrong = offsets.filter((offset) => Math.abs(offset) > 60_000);
-    if (wrong.length === 0) return [];
-    if (wrong.length > offsets.length / 2) {
-      return [
-        `this node's clock differs by ${Math.round(wrong[0]! / 1_000)} s from most peers: set it right`,
-      ];
-    }
-    return [
-      `the clock of ${wrong.length} of ${offsets.length} peers differs by more than a minute; see clock_offset_ms`,
-    ];
   }
 
   #reportError(error: unknown, request: { method: string; path: string }): void {
@@ -465,14 +333,12 @@ class Node implements RunningNode {
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;
     this.#tick?.();
-    const pending = await this.#shipper!.drain(DRAIN_MS_MAX);
+    const pending = await this.#mesh!.stop(DRAIN_MS_MAX);
     if (pending > 0)
       this.#options.log.info(
         "changes wait for peers that are down; they are sent after the next start",
         { pending },
       );
-    await this.#shipper!.stop();
-    if (this.#moves.length > 0) await store.recordMoves(this.#moves).catch(() => undefined);
     this.#reports.flush(true);
     await store.close();
     this.#lock!.release();
@@ -519,11 +385,6 @@ class EventReports {
       this.#saidMs.set(key, nowMs);
     }
   }
-}
-
-function normalisePeer(url: string): string | undefined {
-  const parsed = parsePeerUrl(url);
-  return "url" in parsed ? parsed.url : undefined;
 }
 
 function listenError(error: unknown, listen: Config["listen"]): unknown {

@@ -64,6 +64,9 @@ test("name and file are enough; everything else has its default", () => {
     tombstoneRetentionMs: 30 * 24 * 3_600_000,
     acceptOldFile: false,
     parkedBytesMax: 1024 * 1024 * 1024,
+    logBytesMax: 4 * 1024 * 1024 * 1024,
+    adminToken: undefined,
+    join: undefined,
   });
 });
 

@@ -9,6 +9,7 @@ import { answerError, errorAnswer, JSON_TYPE, unavailable } from "./errors.ts";
 import { type HealthSource, healthRoutes } from "./health-routes.ts";
 import { openApi } from "./openapi.ts";
 import { rawPath, segment } from "./path.ts";
+import { type Membership, peerRoutes } from "./peer-routes.ts";
 import { type RowRoutesOptions, rowRoutes } from "./row-routes.ts";
 import { type SyncReceiver, syncRoutes } from "./sync-routes.ts";
 import { TableIndex } from "./table-index.ts";
@@ -21,6 +22,7 @@ export interface AppOptions
   /** The synced tables now; another array whenever anything of them changed. */
   tables(): readonly SyncedTable[];
   readonly sync: SyncReceiver;
+  readonly membership: Membership;
   /** A request failed through no fault of the client: for the log. */
   reportError(error: unknown, request: { readonly method: string; readonly path: string }): void;
 }
@@ -31,6 +33,7 @@ export function createApp(options: AppOptions): Hono {
   const app = new Hono({ getPath: rawPath });
   app.route("/", syncRoutes(options.sync, bodyBytesMax));
   app.route("/", healthRoutes(options));
+  app.route("/", peerRoutes(options.membership));
   app.route("/", rowRoutes({ repository, queue, tables, bodyBytesMax }));
   app.get("/", () => {
     const links = { name: "hook-sync", version, openapi: "/openapi.json", health: "/health" };

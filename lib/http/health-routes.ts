@@ -4,8 +4,14 @@
  * should go elsewhere.
  */
 import { Hono } from "hono";
-import { formatIdentity, IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
+import {
+  formatIdentity,
+  IDENTITY_HEADER,
+  type Identity,
+  parseIdentity,
+} from "../protocol/identity.ts";
 import type { PeerStatus } from "../shipper/messages.ts";
+import type { FillProgress } from "../store/filler.ts";
 import type { Unqualified } from "../store/schema.ts";
 import { JSON_TYPE } from "./errors.ts";
 
@@ -27,6 +33,8 @@ export interface HealthReport {
   /** Those of them that were received. */
   readonly parked: number;
   readonly peers: readonly PeerStatus[];
+  /** Peers that get everything from the beginning just now. */
+  readonly fills: readonly FillProgress[];
   readonly tables: {
     readonly synced: readonly string[];
     readonly notSynced: readonly Unqualified[];
@@ -68,7 +76,7 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     pending_changes: report.pendingChanges,
     dead_letter: report.deadLetter,
     parked: report.parked,
-    peers: report.peers.map(peerJson),
+    peers: report.peers.map((peer) => peerJson(peer, report.fills)),
     tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
     reasons: report.reasons,
     warnings: report.warnings,
@@ -77,7 +85,11 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
   };
 }
 
-function peerJson(peer: PeerStatus): Readonly<Record<string, unknown>> {
+function peerJson(
+  peer: PeerStatus,
+  fills: readonly FillProgress[],
+): Readonly<Record<string, unknown>> {
+  const fill = fills.find(({ url }) => url === peer.url);
   return {
     url: peer.url,
     // The name that existing nodes have for it.
@@ -90,5 +102,6 @@ function peerJson(peer: PeerStatus): Readonly<Record<string, unknown>> {
     last_error: peer.lastError ?? null,
     last_contact: peer.lastContactMs ?? null,
     clock_offset_ms: peer.clockOffsetMs ?? null,
+    filling: fill === undefined ? null : { reason: fill.reason, changes: fill.entries },
   };
 }

@@ -26,6 +26,8 @@ export const PARKED_BYTES_MAX = 1024 * MIB;
 export const VERSION_AHEAD_MS_MAX = 3_600_000;
 /** Above it JSON readers of other makes lose digits, so no stamp may be there. */
 export const VERSION_MAX = Number.MAX_SAFE_INTEGER;
+/** A peer that is away for weeks must not fill the disk: beyond it the slowest is filled anew later. */
+export const LOG_BYTES_MAX = 4 * 1024 * MIB;
 /** How often another program's commits are looked for (`--batch-ms`). */
 export const BATCH_MS = 50;
 /** How long a deleted row's version is remembered after every peer knew of it. */

@@ -305,11 +305,14 @@ export class LogBatchSource implements BatchSource {
     after: number,
     through: number,
   ): Uint8Array<ArrayBuffer> {
-    if (!isUtf8(body)) return envelope(through, this.#parts.all(after, through, null, this.#peer).map(spellChange));
+    if (!isUtf8(body))
+      return envelope(through, this.#parts.all(after, through, null, this.#peer).map(spellChange));
     if (!hasBlobMark(body)) return body;
     return envelope(
       through,
-      this.#changes.all(after, through, null, this.#peer).map(({ change }) => withBlobsNamed(change)),
+      this.#changes
+        .all(after, through, null, this.#peer)
+        .map(({ change }) => withBlobsNamed(change)),
     );
   }
 

@@ -37,7 +37,7 @@ import {
   type Upsert,
 } from "./read-change.ts";
 import { isRowFault, parkCodeOf } from "./row-fault.ts";
-import { type SyncedTable } from "./schema.ts";
+import type { SyncedTable } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { TableWriter } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";

@@ -83,11 +83,17 @@ export class Filler {
   }
 
   get isAny(): boolean {
-    return this.#db.query("SELECT 1 FROM _peer_state WHERE fill IS NOT NULL LIMIT 1").get() !== null;
+    return (
+      this.#db.query("SELECT 1 FROM _peer_state WHERE fill IS NOT NULL LIMIT 1").get() !== null
+    );
   }
 
   progress(): FillProgress[] {
-    return this.#all().map(({ url, fill }) => ({ url, reason: fill.reason, entries: fill.entries }));
+    return this.#all().map(({ url, fill }) => ({
+      url,
+      reason: fill.reason,
+      entries: fill.entries,
+    }));
   }
 
   /**
@@ -214,14 +220,17 @@ export class Filler {
       if (column === table.id || column === table.version) continue;
       put(notes.get(key)?.version ?? rowVersion, column.name, value);
     }
-    for (const [key, note] of notes) if (!table.columnByKey.has(key)) put(note.version, key, note.value);
+    for (const [key, note] of notes)
+      if (!table.columnByKey.has(key)) put(note.version, key, note.value);
     for (const version of [...byVersion.keys()].sort((a, b) => a - b)) {
       const members = byVersion
         .get(version)!
         .map(([name, value]) => `,${JSON.stringify(name)}:${formatValue(value)}`);
       const row = `{${JSON.stringify(table.id.name)}:${JSON.stringify(id)},${JSON.stringify(table.version.name)}:${version}${members.join("")}}`;
       this.#db
-        .query("INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('UPDATE', ?, ?, ?, ?)")
+        .query(
+          "INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('UPDATE', ?, ?, ?, ?)",
+        )
         .run(table.name, id, row, url);
     }
     return true;
@@ -245,7 +254,12 @@ export class Filler {
     for (const { tbl, id, version } of found) {
       const synced = tables.get(tbl);
       if (!synced) continue;
-      insert.run(synced.name, id, JSON.stringify({ [synced.id.name]: id, [synced.version.name]: version }), url);
+      insert.run(
+        synced.name,
+        id,
+        JSON.stringify({ [synced.id.name]: id, [synced.version.name]: version }),
+        url,
+      );
     }
     const last = found.at(-1);
     return last && { table: last.tbl, after: last.id };
@@ -261,7 +275,8 @@ export class Filler {
 
   #newest(): number {
     return (
-      this.#db.query<{ id: number | null }, []>("SELECT max(change_id) AS id FROM _changes").get()!.id ?? 0
+      this.#db.query<{ id: number | null }, []>("SELECT max(change_id) AS id FROM _changes").get()!
+        .id ?? 0
     );
   }
 
@@ -275,12 +290,17 @@ export class Filler {
   }
 
   #write(url: string, fill: Fill): void {
-    this.#db.query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?").run(JSON.stringify(fill), url);
+    this.#db
+      .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
+      .run(JSON.stringify(fill), url);
   }
 }
 
 /** The table that the cursor is in, or the first after it; tables go in the order of their keys. */
-function nextTable(tables: ReadonlyMap<string, SyncedTable>, cursor: string): SyncedTable | undefined {
+function nextTable(
+  tables: ReadonlyMap<string, SyncedTable>,
+  cursor: string,
+): SyncedTable | undefined {
   const keys = [...tables.keys()].sort();
   const key = keys.find((candidate) => candidate >= cursor);
   return key === undefined ? undefined : tables.get(key);

@@ -47,6 +47,8 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_peer_state", "db_id", "TEXT"],
   ["_peer_state", "make", "TEXT"],
   ["_peer_state", "fill", "TEXT"],
+  // Why this peer must be filled once it answers; NULL: it need not.
+  ["_peer_state", "fill_wanted", "TEXT"],
 ];
 
 const MIGRATIONS: readonly string[] = [

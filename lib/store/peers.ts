@@ -11,6 +11,9 @@ export interface PeerRow {
   readonly url: string;
   readonly lastAcked: number;
   readonly make: string | null;
+  readonly dbId: string | null;
+  /** Why it must be filled once it answers, or null. */
+  readonly fillWanted: string | null;
 }
 
 interface StateRow {
@@ -18,6 +21,10 @@ interface StateRow {
   last_acked: number | null;
   prev: number | null;
   make: string | null;
+  node_id: string | null;
+  db_id: string | null;
+  fill: string | null;
+  fill_wanted: string | null;
 }
 
 /** Tables, watermarks and marks; every method that writes runs inside the caller's transaction. */
@@ -38,7 +45,9 @@ export class Peers {
     normalise: (url: string) => string | undefined,
   ): { starts: PeerStart[]; added: string[] } {
     const rows = this.#db
-      .query<StateRow, []>("SELECT peer_url, last_acked, prev, make FROM _peer_state")
+      .query<StateRow, []>(
+        "SELECT peer_url, last_acked, prev, make, node_id, db_id, fill, fill_wanted FROM _peer_state",
+      )
       .all();
     const known = new Map<string, StateRow>();
     for (const row of rows) {
@@ -49,12 +58,22 @@ export class Peers {
     }
     this.#db.run("DELETE FROM _peer_state");
     const insert = this.#db.query(
-      "INSERT INTO _peer_state(peer_url, last_acked, prev, make) VALUES (?, ?, ?, ?)",
+      `INSERT INTO _peer_state(peer_url, last_acked, prev, make, node_id, db_id, fill, fill_wanted)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
     );
     const starts = urls.map((url): PeerStart => {
       const row = known.get(url);
       const start = { url, watermark: row?.last_acked ?? 0, prev: row?.prev ?? 0 };
-      insert.run(url, start.watermark, start.prev, row?.make ?? null);
+      insert.run(
+        url,
+        start.watermark,
+        start.prev,
+        row?.make ?? null,
+        row?.node_id ?? null,
+        row?.db_id ?? null,
+        row?.fill ?? null,
+        row?.fill_wanted ?? null,
+      );
       return start;
     });
     return { starts, added: urls.filter((url) => !known.has(url)) };
@@ -63,9 +82,14 @@ export class Peers {
   rows(): PeerRow[] {
     return this.#db
       .query<PeerRow, []>(
-        "SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make FROM _peer_state",
+        "SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make, db_id AS dbId, fill_wanted AS fillWanted FROM _peer_state",
       )
       .all();
+  }
+
+  /** Remembers that this peer must be filled, or with null that it need not. */
+  wantFill(url: string, reason: string | null): void {
+    this.#db.query("UPDATE _peer_state SET fill_wanted = ? WHERE peer_url = ?").run(reason, url);
   }
 
   /** A watermark never moves back. */

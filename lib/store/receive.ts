@@ -168,7 +168,9 @@ function hashOf(change: ReceivedChange): string {
   if (!isObject(value)) return "0";
   const row = member(value, "row");
   const own = (name: string) =>
-    isObject(row) ? (Object.entries(row).find(([key]) => nameKey(key) === name)?.[1] ?? null) : null;
+    isObject(row)
+      ? (Object.entries(row).find(([key]) => nameKey(key) === name)?.[1] ?? null)
+      : null;
   const oldId = member(value, "old_id");
   const id = value["op"] === "DELETE" && typeof oldId === "string" ? oldId : own("id");
   return hashChange(member(value, "op"), member(value, "table"), id, own("updated_at"));

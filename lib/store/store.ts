@@ -377,7 +377,8 @@ export class Store {
         transaction.logged(this.#announcer.runSlice(this.survey.synced, transaction.nowMs));
       });
     }
-    if (this.#isFilling) await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    if (this.#isFilling)
+      await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
@@ -447,6 +448,14 @@ export class Store {
     this.db.run("BEGIN IMMEDIATE");
     try {
       const configured = this.peers.configure(urls, normalise);
+      // What left the log, or was never in it, a new peer can only get as a copy.
+      if (this.hasContent)
+        for (const url of configured.added) this.peers.wantFill(url, "it is new");
+      const prunedThrough = Number(setting(this.db, "pruned_through") ?? 0);
+      for (const { url, watermark } of configured.starts) {
+        const isCut = watermark < prunedThrough && !configured.added.includes(url);
+        if (isCut) this.peers.wantFill(url, "the log was cut behind it");
+      }
       // A peer that is gone no longer holds the log.
       this.peers.prune();
       if (this.peers.rows().some((peer) => peer.make === "foreign"))
@@ -466,10 +475,14 @@ export class Store {
         if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
         this.peers.move(peer, through, ackedBatchId);
       }
-      this.#advanceFills(transaction);
-      const pruned = this.peers.prune();
-      if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
+      this.#pruneWith(transaction);
     });
+  }
+
+  #pruneWith(transaction: WriteTransaction): void {
+    this.#advanceFills(transaction);
+    const pruned = this.peers.prune();
+    if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
   }
 
   #advanceFills(transaction: WriteTransaction): void {
@@ -477,7 +490,11 @@ export class Store {
     const { logged, complete } = this.filler.advance(this.survey.synced);
     transaction.logged(logged);
     for (const { url, entries } of complete) {
-      this.#options.onEvent({ kind: "filled", table: "", text: `${url} has everything now (${entries} changes)` });
+      this.#options.onEvent({
+        kind: "filled",
+        table: "",
+        text: `${url} has everything now (${entries} changes)`,
+      });
     }
     this.#isFilling = this.filler.isAny;
   }
@@ -492,6 +509,7 @@ export class Store {
     const isKnown = this.peers.rows().some((peer) => peer.url === url);
     if (!isKnown) return false;
     await this.queue.run("apply", (transaction) => {
+      this.peers.wantFill(url, null);
       this.filler.begin(url, reason);
       this.#isFilling = true;
       this.#advanceFills(transaction);
@@ -499,10 +517,40 @@ export class Store {
     return true;
   }
 
+  /** A new peer turned out to know us: it goes on from there. */
+  async needNoFill(url: string): Promise<void> {
+    await this.queue.run("apply", () => this.peers.wantFill(url, null));
+  }
+
+  get prunedThrough(): number {
+    return Number(setting(this.db, "pruned_through") ?? 0);
+  }
+
+  /**
+   * Keeps the log below `bytesMax`: the peer that is furthest behind no longer holds it, and is filled
+   * when it returns. Returns the peer that was cut off.
+   */
+  async cutLog(bytesMax: number): Promise<string | undefined> {
+    if (this.log.bytes() <= bytesMax) return undefined;
+    const peers = this.peers.rows().sort((a, b) => a.lastAcked - b.lastAcked);
+    const slowest = peers[0];
+    if (!slowest || slowest.lastAcked >= this.settledThrough) return undefined;
+    const next = peers.find((peer) => peer.lastAcked > slowest.lastAcked)?.lastAcked;
+    await this.queue.run("apply", (transaction) => {
+      for (const peer of peers.filter(({ lastAcked }) => lastAcked === slowest.lastAcked)) {
+        this.peers.wantFill(peer.url, "the log was cut behind it");
+        this.peers.move(peer.url, next ?? this.settledThrough, undefined);
+      }
+      this.#pruneWith(transaction);
+    });
+    return slowest.url;
+  }
+
   /** Whether there is anything that a new peer would lack: rows, or deletes it must know of. */
   get hasContent(): boolean {
     for (const table of this.survey.synced.values()) {
-      if (this.db.query(`SELECT 1 FROM ${quoteName(table.name)} LIMIT 1`).get() !== null) return true;
+      if (this.db.query(`SELECT 1 FROM ${quoteName(table.name)} LIMIT 1`).get() !== null)
+        return true;
     }
     return this.hasTombstones;
   }
@@ -536,6 +584,16 @@ export class Store {
       this.peers.learn(health);
       if (!health.identity) this.healing.activate(transaction.nowMs);
     });
+  }
+
+  /** A value of ours that outlives the process. */
+  keptSetting(key: string): string | undefined {
+    const value = setting(this.db, `kept:${key}`);
+    return value === null ? undefined : String(value);
+  }
+
+  async keepSetting(key: string, value: string): Promise<void> {
+    await this.queue.run("apply", () => setSetting(this.db, `kept:${key}`, value));
   }
 
   async endRepeats(quietMs: number): Promise<void> {

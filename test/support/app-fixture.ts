@@ -36,6 +36,7 @@ export class AppFixture {
     deadLetter: 0,
     parked: 0,
     peers: [],
+  fills: [],
     tables: { synced: ["items"], notSynced: [] },
     sqliteVersion: "3.54.1",
     uptimeS: 1,

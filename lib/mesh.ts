@@ -1,0 +1,491 @@
+/**
+ * A node among its peers: who they are, how far they have come, and what to do when one of them turns
+ * out to be new, restored, or this very node (DESIGN.md, "Identity"). Owns the shipper; whoever the
+ * peers are can change while the node runs.
+ *
+ * Invariants:
+ *   M1  a peer that is new to a node with content, or lost what it had acknowledged, is filled.
+ *   M2  network faults alone never start a fill: only a mark below what was acknowledged when the
+ *       request left, or another file behind the same address, does.
+ *   M3  a removed peer stops holding the log at once.
+ */
+import type { Clock, Timers } from "./base/clock.ts";
+import { RequestError } from "./base/errors.ts";
+import type { Logger } from "./base/log.ts";
+import type { Random } from "./base/random.ts";
+import type { Config } from "./config.ts";
+import type { MemberReport, Membership } from "./http/peer-routes.ts";
+import type { Identity } from "./protocol/identity.ts";
+import { PEERS_MAX } from "./protocol/limits.ts";
+import { isOwnAddress } from "./protocol/own-address.ts";
+import type { PeerHealth } from "./protocol/peer.ts";
+import { parsePeerUrl } from "./protocol/peer-url.ts";
+import { type ShipperHandle, startShipper } from "./shipper/handle.ts";
+import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
+import { callNode, complaint } from "./shipper/node-client.ts";
+import type { Store } from "./store/store.ts";
+
+export interface MeshOptions {
+  readonly config: Config;
+  readonly store: Store;
+  readonly path: string;
+  readonly workerUrl: URL;
+  readonly log: Logger;
+  readonly clock: Clock;
+  readonly timers: Timers;
+  readonly random: Random;
+  /** Rows over all tables, for the word to an empty node. */
+  readonly itemCount: () => number;
+  readonly reportError: (error: unknown, what: string) => void;
+  readonly remoteAddress: (request: Request) => string | undefined;
+}
+
+/** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
+const MOVES_PAUSE_MS = 10;
+/** DESIGN.md, "Identity": an idle mesh must notice a restored peer as well. */
+const HEALTH_PAUSE_MS = 60_000;
+/** How often the size of the log, the quiet of foreign peers and old deletes are looked at. */
+const LOOK_PAUSE_MS = 30_000;
+const HUB_QUIET_MS = 24 * 3_600_000;
+/** A peer with this many rows that will not send them by itself is worth a word at start. */
+const MANY_ROWS = 1_000_000;
+
+type Moved = Extract<FromShipper, { kind: "moved" }>;
+
+/** Peers added and removed while running, kept in the file beside those of the configuration. */
+interface KeptPeers {
+  readonly added: readonly string[];
+  readonly removed: readonly string[];
+}
+
+export class Mesh implements Membership {
+  readonly #options: MeshOptions;
+  readonly #peerHealth = new Map<string, { health: PeerHealth; atMs: number }>();
+  /** By db id: what our senders said last that they still have for us. */
+  readonly #restOf = new Map<string, number>();
+  readonly #warnings = new Map<string, string>();
+  /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
+  readonly #judgedMarks = new Map<string, string>();
+  #shipper: ShipperHandle | undefined;
+  #moves: Moved[] = [];
+  #isPersisting = false;
+  #isStopping = false;
+  #healthReadMs = 0;
+  #lookedMs = 0;
+  #restarting: Promise<void> = Promise.resolve();
+
+  constructor(options: MeshOptions) {
+    this.#options = options;
+  }
+
+  /** Starts shipping to the peers of the configuration and of the file. Returns those that are new. */
+  start(): readonly string[] {
+    const { store, clock } = this.#options;
+    this.#healthReadMs = clock.monotonicMs();
+    const { starts, added } = store.configurePeers(this.#urls(), normalise);
+    this.#startShipper(starts);
+    return added;
+  }
+
+  settled(through: number, rewritten: boolean): void {
+    this.#shipper?.settled(through, rewritten, this.#options.store.isFilling);
+  }
+
+  /** A batch from this sender was committed. */
+  heard(identity: Identity | undefined): void {
+    if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+  }
+
+  status(): readonly PeerStatus[] {
+    return this.#shipper?.status() ?? [];
+  }
+
+  warnings(): readonly string[] {
+    return [...this.#warnings.values(), ...this.#clockWarning()];
+  }
+
+  get urls(): readonly string[] {
+    return this.#urls();
+  }
+
+  /** Ships what waits, at most this long, and ends the worker. Returns what the last peer lacks. */
+  async stop(withinMs: number): Promise<number> {
+    this.#isStopping = true;
+    await this.#restarting;
+    const pending = (await this.#shipper?.drain(withinMs)) ?? 0;
+    await this.#shipper?.stop();
+    const { store } = this.#options;
+    // What was acknowledged last and is not noted is sent again after the next start.
+    if (this.#moves.length > 0) await store.recordMoves(this.#moves).catch(() => undefined);
+    return pending;
+  }
+
+  #startShipper(peers: ReturnType<Store["configurePeers"]>["starts"]): void {
+    const { config, store, path, workerUrl, clock, random, timers } = this.#options;
+    this.#shipper = startShipper({
+      workerUrl,
+      config: {
+        dbPath: path,
+        nodeId: config.id,
+        dbId: store.dbId,
+        nodeUrl: config.nodeUrl,
+        batchChangesMax: config.batchChangesMax,
+        batchBytesMax: config.batchBytesMax,
+        requestTimeoutMs: config.requestTimeoutMs,
+        useProxy: config.useProxy,
+        settledThrough: store.settledThrough,
+        targeted: store.isFilling,
+        peers,
+      },
+      onMessage: (message) => this.#onShipper(message),
+      clock,
+      random,
+      timers,
+    });
+  }
+
+  /** With other peers, or under another identity. One at a time. */
+  #restartShipper(): Promise<void> {
+    this.#restarting = this.#restarting.then(async () => {
+      if (this.#isStopping) return;
+      await this.#shipper?.stop();
+      await this.#persistAll();
+      this.#startShipper(this.#options.store.configurePeers(this.#urls(), normalise).starts);
+    });
+    return this.#restarting;
+  }
+
+  // ── What the shipper says ───────────────────────────────────────────────────────────────────
+
+  #onShipper(message: FromShipper): void {
+    switch (message.kind) {
+      case "moved":
+        this.#moves.push(message);
+        this.#persistSoon();
+        return;
+      case "log":
+        this.#options.log.log(message.level, message.message, message.fields);
+        return;
+      case "peer-health":
+        this.#inBackground(this.#onPeerHealth(message.health), message.health.url);
+        return;
+      case "mark-differs":
+        this.#inBackground(this.#onMark(message), message.peer);
+        return;
+      case "status":
+        for (const peer of message.peers) this.#inBackground(this.#onStatus(peer), peer.url);
+        return;
+      default:
+    }
+  }
+
+  #inBackground(work: Promise<void>, what: string): void {
+    work.catch((error) => this.#options.reportError(error, what));
+  }
+
+  #persistSoon(): void {
+    if (this.#isPersisting) return;
+    this.#isPersisting = true;
+    this.#options.timers.after(MOVES_PAUSE_MS, () => void this.#persist());
+  }
+
+  async #persist(): Promise<void> {
+    try {
+      await this.#persistAll();
+    } catch (error) {
+      this.#options.reportError(error, "watermarks");
+    }
+    this.#isPersisting = false;
+    if (this.#moves.length > 0 && !this.#isStopping) this.#persistSoon();
+  }
+
+  /** Watermarks, refusals and pruning of all that came in, in one transaction. */
+  async #persistAll(): Promise<void> {
+    const moves = this.#moves;
+    this.#moves = [];
+    try {
+      if (moves.length > 0) await this.#options.store.recordMoves(moves);
+    } catch (error) {
+      // They stay in the log and are kept for the next time; after a restart they are sent again.
+      this.#moves = [...moves, ...this.#moves];
+      throw error;
+    }
+  }
+
+  async #onPeerHealth(health: PeerHealth): Promise<void> {
+    const { store, clock } = this.#options;
+    const isFirst = !this.#peerHealth.has(health.url);
+    this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
+    this.#warnOfTwins(health);
+    const before = store.peers.rows().find((peer) => peer.url === health.url);
+    await store.learnPeer(health);
+    if (before === undefined || health.identity?.db === store.dbId) return;
+    const { identity } = health;
+    if (before.fillWanted !== null) {
+      const last = identity?.last?.batchId ?? 0;
+      // It was a peer before, or started from a copy of a file of this mesh.
+      const knowsUs = last > 0 && last >= store.prunedThrough && before.fillWanted === "it is new";
+      if (knowsUs) await store.needNoFill(health.url);
+      else await this.#fill(health.url, before.fillWanted);
+    } else if (identity && before.dbId !== null && before.dbId !== identity.db) {
+      await this.#fill(health.url, "its file is another one than before");
+    }
+    if (isFirst && !identity) this.#adviseEmpty(health);
+  }
+
+  #warnOfTwins(health: PeerHealth): void {
+    const { log, store, config } = this.#options;
+    const { url, nodeId, identity } = health;
+    const warn = (key: string, text: string) => {
+      if (!this.#warnings.has(key)) log.warn(text, { peer: url });
+      this.#warnings.set(key, text);
+    };
+    if (identity?.db === store.dbId) {
+      warn(`self ${url}`, `the peer ${url} is this very node: remove it from the peers`);
+    } else if (nodeId === config.id) {
+      warn(`id ${url}`, `the peer ${url} has the same --id as this node: give each its own`);
+    }
+  }
+
+  #adviseEmpty(health: PeerHealth): void {
+    if (this.#options.itemCount() > 0 || (health.itemCount ?? 0) < MANY_ROWS) return;
+    this.#options.log.warn(
+      "this node is empty and a peer of another make holds many rows, which it will not send by itself: stop, and start from a copy of its file",
+      { peer: health.url, rows: health.itemCount },
+    );
+  }
+
+  /** A peer that has no /health to read, or is of another make, shows by any answer that it is there. */
+  async #onStatus(peer: PeerStatus): Promise<void> {
+    if (peer.lastContactMs === undefined || peer.make === "ours") return;
+    const row = this.#options.store.peers.rows().find(({ url }) => url === peer.url);
+    if (row?.fillWanted == null) return;
+    await this.#fill(peer.url, row.fillWanted);
+  }
+
+  async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
+    const { store, log, random } = this.#options;
+    const { peer, prev, last } = message;
+    const key = `${prev} ${last.batchId} ${last.hash}`;
+    if (this.#judgedMarks.get(peer) === key) return;
+    this.#judgedMarks.set(peer, key);
+    switch (store.judgeMark(prev, last)) {
+      case "lost":
+        await this.#fill(peer, "it lost what it had acknowledged (a restored backup?)");
+        return;
+      case "restored":
+        log.warn(
+          "a peer knows changes that this file never made: it was restored from a backup; from now on it is another file to the peers, and they fill it",
+          { peer, their_mark: last.batchId },
+        );
+        await store.becomeAnother(random);
+        await this.#restartShipper();
+        return;
+      default:
+    }
+  }
+
+  async #fill(url: string, reason: string): Promise<void> {
+    this.#options.log.info("filling a peer: it gets every row and every delete", {
+      peer: url,
+      reason,
+    });
+    await this.#options.store.fill(url, reason);
+  }
+
+  // ── From time to time ───────────────────────────────────────────────────────────────────────
+
+  /** Called with every tick of the node. */
+  async look(): Promise<void> {
+    const { clock, store, config, log } = this.#options;
+    const nowMs = clock.monotonicMs();
+    if (nowMs - this.#healthReadMs >= HEALTH_PAUSE_MS) {
+      this.#healthReadMs = nowMs;
+      this.#shipper?.readHealth();
+    }
+    if (nowMs - this.#lookedMs < LOOK_PAUSE_MS) return;
+    this.#lookedMs = nowMs;
+    const cutOff = await store.cutLog(config.logBytesMax);
+    if (cutOff !== undefined) {
+      this.#warnings.set(
+        `cut ${cutOff}`,
+        `the log reached --log-max: ${cutOff} was cut off and is filled when it returns`,
+      );
+      log.warn(
+        "the log reached --log-max: the slowest peer is cut off and is filled when it returns",
+        { peer: cutOff },
+      );
+    }
+    await this.#endRepeats();
+  }
+
+  /** When everyone has everything, repeats end and old deletes may be forgotten. */
+  async #endRepeats(): Promise<void> {
+    const { store, clock } = this.#options;
+    const foreign = [...this.#peerHealth.values()].filter(({ health }) => !health.identity);
+    const hasHub = foreign.some(({ health }) => health.hub);
+    if (store.healing.isWaiting && foreign.every(({ health }) => health.pendingChanges === 0)) {
+      const quietMs = Math.min(clock.nowMs(), ...foreign.map(({ atMs }) => atMs));
+      await store.endRepeats(hasHub || foreign.length === 0 ? quietMs - HUB_QUIET_MS : quietMs);
+    }
+    await store.forgetTombstones(this.#isEveryoneCaughtUp(), hasHub);
+  }
+
+  #isEveryoneCaughtUp(): boolean {
+    return this.status().every((peer) => {
+      const health = this.#peerHealth.get(peer.url)?.health;
+      if (peer.pending > 0 || health === undefined) return false;
+      const rest = health.identity && this.#restOf.get(health.identity.db);
+      return health.pendingChanges === 0 || rest === 0;
+    });
+  }
+
+  /** If most peers are ahead, it is our clock that is wrong. */
+  #clockWarning(): string[] {
+    const offsets = this.status().flatMap((peer) => peer.clockOffsetMs ?? []);
+    const wrong = offsets.filter((offset) => Math.abs(offset) > 60_000);
+    if (wrong.length === 0) return [];
+    if (wrong.length > offsets.length / 2) {
+      return [
+        `this node's clock differs by ${Math.round(wrong[0]! / 1_000)} s from most peers: set it right`,
+      ];
+    }
+    return [
+      `the clock of ${wrong.length} of ${offsets.length} peers differs by more than a minute; see clock_offset_ms`,
+    ];
+  }
+
+  // ── Membership ──────────────────────────────────────────────────────────────────────────────
+
+  get ownUrl(): string | null {
+    return this.#options.config.nodeUrl ?? null;
+  }
+
+  get adminToken(): string | undefined {
+    return this.#options.config.adminToken;
+  }
+
+  remoteAddress(request: Request): string | undefined {
+    return this.#options.remoteAddress(request);
+  }
+
+  peers(): readonly MemberReport[] {
+    const status = new Map(this.status().map((peer) => [peer.url, peer]));
+    return this.#urls().map((url) => ({
+      url,
+      node_id: status.get(url)?.nodeId ?? null,
+      make: status.get(url)?.make ?? null,
+      configured: this.#options.config.peers.includes(url),
+    }));
+  }
+
+  async add(url: string): Promise<boolean> {
+    const { config } = this.#options;
+    if (url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] })) {
+      throw new RequestError(400, `${url} is this node itself`);
+    }
+    const urls = this.#urls();
+    if (urls.includes(url)) return false;
+    if (urls.length >= PEERS_MAX)
+      throw new RequestError(409, `there are ${PEERS_MAX} peers already`);
+    const kept = this.#kept();
+    await this.#keep({
+      added: config.peers.includes(url) ? kept.added : [...kept.added, url],
+      removed: kept.removed.filter((other) => other !== url),
+    });
+    return true;
+  }
+
+  async remove(url: string): Promise<boolean> {
+    if (!this.#urls().includes(url)) return false;
+    const kept = this.#kept();
+    const isConfigured = this.#options.config.peers.includes(url);
+    await this.#keep({
+      added: kept.added.filter((other) => other !== url),
+      removed: isConfigured ? [...kept.removed, url] : kept.removed,
+    });
+    this.#peerHealth.delete(url);
+    return true;
+  }
+
+  async fill(url: string): Promise<boolean> {
+    if (!this.#urls().includes(url)) return false;
+    await this.#fill(url, "somebody asked for it");
+    return true;
+  }
+
+  async #keep(kept: KeptPeers): Promise<void> {
+    await this.#options.store.keepSetting("peers", JSON.stringify(kept));
+    await this.#restartShipper();
+  }
+
+  #urls(): string[] {
+    const { added, removed } = this.#kept();
+    const all = [
+      ...this.#options.config.peers,
+      ...added.filter((url) => !this.#options.config.peers.includes(url)),
+    ];
+    return all.filter((url) => !removed.includes(url));
+  }
+
+  #kept(): KeptPeers {
+    const text = this.#options.store.keptSetting("peers");
+    return text === undefined ? { added: [], removed: [] } : (JSON.parse(text) as KeptPeers);
+  }
+
+  /**
+   * `--join`: everyone of ours in the mesh of that node adds us, and we add them. Nodes of another make
+   * are told to the log, with the flag to give them. Goes on by itself when the mesh cannot be reached.
+   */
+  async join(through: string): Promise<void> {
+    const { config, log } = this.#options;
+    const token = config.adminToken;
+    const asked = await callNode({ node: through, method: "GET", path: "/peers" });
+    if (asked.kind === "failed" || asked.status !== 200) {
+      log.error("cannot join the mesh", { through, error: complaint(asked) });
+      this.#warnings.set("join", `cannot join through ${through}: ${complaint(asked)}`);
+      return;
+    }
+    const known = (asked.json as { peers?: { url: string; make: string | null }[] }).peers ?? [];
+    const members = [
+      { url: through, make: "ours" },
+      ...known.filter(({ url }) => url !== config.nodeUrl),
+    ];
+    for (const { url, make } of members) {
+      if (make === "foreign") {
+        log.warn("a node of another make must be told of this one by hand", {
+          peer: url,
+          flag: `--peer ${config.nodeUrl}`,
+        });
+      } else {
+        const answer = await callNode({
+          node: url,
+          method: "POST",
+          path: "/peers",
+          body: { url: config.nodeUrl },
+          token,
+        });
+        if (answer.kind === "failed" || answer.status >= 300) {
+          log.error("a node of the mesh did not take this one in", {
+            peer: url,
+            error: complaint(answer),
+          });
+          this.#warnings.set(
+            `join ${url}`,
+            `${url} did not take this node in: ${complaint(answer)}`,
+          );
+          continue;
+        }
+        this.#warnings.delete(`join ${url}`);
+      }
+      await this.add(url);
+    }
+    this.#warnings.delete("join");
+    log.info("joined the mesh", { through, members: members.length });
+  }
+}
+
+function normalise(url: string): string | undefined {
+  const parsed = parsePeerUrl(url);
+  return "url" in parsed ? parsed.url : undefined;
+}
