@@ -20,6 +20,7 @@ import type { FromShipper } from "./shipper/messages.ts";
 import type { ApplyEvent } from "./store/apply.ts";
 import { ItemCounter } from "./store/item-counter.ts";
 import { type FileLock, lockFile, resolvePath } from "./store/open.ts";
+import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
 import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
@@ -54,7 +55,6 @@ const MOVES_PAUSE_MS = 10;
 const QUIET_CHECK_MS = 30_000;
 /** How often a stopping node looks whether its last requests are answered. */
 const STOP_LOOK_MS = 5;
-const HUB_QUIET_MS = 24 * 3_600_000;
 /** A peer with this many more rows than we have is worth a word at start. */
 const MANY_ROWS = 1_000_000;
 /** Parked changes and left-out tables are one line per peer, table and reason in this time. */
@@ -87,7 +87,7 @@ class Node implements RunningNode {
   /** Why the node is not healthy, by what is wrong; and what a person should look at. */
   readonly #reasons = new Map<string, string>();
   readonly #warnings = new Map<string, string>();
-  readonly #peerHealth = new Map<string, { health: PeerHealth; atMs: number }>();
+  readonly #peerHealth = new Map<string, HeardHealth>();
   #quietCheckedMs = 0;
   /** By db id: what our senders said last that they still have for us. */
   readonly #restOf = new Map<string, number>();
@@ -371,24 +371,14 @@ class Node implements RunningNode {
     if (nowMs - this.#quietCheckedMs < QUIET_CHECK_MS) return;
     this.#quietCheckedMs = nowMs;
     const store = this.#store!;
-    const foreign = [...this.#peerHealth.values()].filter(({ health }) => !health.identity);
-    const hasHub = foreign.some(({ health }) => health.hub);
-    if (store.healing.isWaiting && foreign.every(({ health }) => health.pendingChanges === 0)) {
-      const quietMs = Math.min(clock.nowMs(), ...foreign.map(({ atMs }) => atMs));
-      await store.endRepeats(hasHub || foreign.length === 0 ? quietMs - HUB_QUIET_MS : quietMs);
-    }
-    await store.forgetTombstones(this.#isEveryoneCaughtUp(), hasHub);
-    if (store.healing.isWaiting || store.hasTombstones) this.#shipper?.readHealth();
-  }
-
-  #isEveryoneCaughtUp(): boolean {
+    const heard = this.#peerHealth;
+    const endsBeforeMs = repeatsEndBefore(heard.values(), clock.nowMs());
+    if (store.healing.isWaiting && endsBeforeMs !== undefined) await store.endRepeats(endsBeforeMs);
+    const hasHub = [...heard.values()].some(({ health }) => health.hub);
     const peers = this.#shipper?.status() ?? [];
-    return peers.every((peer) => {
-      const health = this.#peerHealth.get(peer.url)?.health;
-      if (peer.pending > 0 || health === undefined) return false;
-      const rest = health.identity && this.#restOf.get(health.identity.db);
-      return health.pendingChanges === 0 || rest === 0;
-    });
+    const isCaughtUp = isEveryoneCaughtUp(peers, heard, this.#restOf, clock.nowMs());
+    await store.forgetTombstones(isCaughtUp, hasHub);
+    if (store.healing.isWaiting || store.hasTombstones) this.#shipper?.readHealth();
   }
 
   // ── Health ──────────────────────────────────────────────────────────────────────────────────
