@@ -527,6 +527,24 @@ describe("who the peers are", () => {
     expect(time.waiting).toBe(0);
   });
 
+  test("not more than sixteen are in flight at once: batches need the places", async () => {
+    const release: (() => void)[] = [];
+    network.health = (peer) =>
+      new Promise((resolve) =>
+        release.push(() => resolve({ kind: "no-health", reason: peer, reply: FOREIGN })),
+      );
+    const urls = Array.from({ length: 40 }, (_, n) => `http://peer${n}`);
+    await start(urls);
+    expect(network.healthReads).toHaveLength(16);
+    await write();
+    expect(network.sent).toHaveLength(40);
+    while (release.length > 0) {
+      for (const answer of release.splice(0)) answer();
+      await time.settle();
+    }
+    expect(network.healthReads).toEqual(urls);
+  });
+
   test("one reading of /health is in flight per peer", async () => {
     network.health = () => new Promise(() => {});
     await start();
