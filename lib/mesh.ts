@@ -23,6 +23,7 @@ import { parsePeerUrl } from "./protocol/peer-url.ts";
 import { type ShipperHandle, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { callNode, complaint } from "./shipper/node-client.ts";
+import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
 import type { Store } from "./store/store.ts";
 
 export interface MeshOptions {
@@ -46,7 +47,6 @@ const MOVES_PAUSE_MS = 10;
 const HEALTH_PAUSE_MS = 60_000;
 /** How often the size of the log, the quiet of foreign peers and old deletes are looked at. */
 const LOOK_PAUSE_MS = 30_000;
-const HUB_QUIET_MS = 24 * 3_600_000;
 /** A peer with this many rows that will not send them by itself is worth a word at start. */
 const MANY_ROWS = 1_000_000;
 
@@ -60,7 +60,7 @@ interface KeptPeers {
 
 export class Mesh implements Membership {
   readonly #options: MeshOptions;
-  readonly #peerHealth = new Map<string, { health: PeerHealth; atMs: number }>();
+  readonly #peerHealth = new Map<string, HeardHealth>();
   /** By db id: what our senders said last that they still have for us. */
   readonly #restOf = new Map<string, number>();
   readonly #warnings = new Map<string, string>();
@@ -322,22 +322,14 @@ export class Mesh implements Membership {
   /** When everyone has everything, repeats end and old deletes may be forgotten. */
   async #endRepeats(): Promise<void> {
     const { store, clock } = this.#options;
-    const foreign = [...this.#peerHealth.values()].filter(({ health }) => !health.identity);
-    const hasHub = foreign.some(({ health }) => health.hub);
-    if (store.healing.isWaiting && foreign.every(({ health }) => health.pendingChanges === 0)) {
-      const quietMs = Math.min(clock.nowMs(), ...foreign.map(({ atMs }) => atMs));
-      await store.endRepeats(hasHub || foreign.length === 0 ? quietMs - HUB_QUIET_MS : quietMs);
-    }
-    await store.forgetTombstones(this.#isEveryoneCaughtUp(), hasHub);
-  }
-
-  #isEveryoneCaughtUp(): boolean {
-    return this.status().every((peer) => {
-      const health = this.#peerHealth.get(peer.url)?.health;
-      if (peer.pending > 0 || health === undefined) return false;
-      const rest = health.identity && this.#restOf.get(health.identity.db);
-      return health.pendingChanges === 0 || rest === 0;
-    });
+    const heard = this.#peerHealth;
+    const endsBeforeMs = repeatsEndBefore(heard.values(), clock.nowMs());
+    if (store.healing.isWaiting && endsBeforeMs !== undefined) await store.endRepeats(endsBeforeMs);
+    const hasHub = [...heard.values()].some(({ health }) => health.hub);
+    const isCaughtUp = isEveryoneCaughtUp(this.status(), heard, this.#restOf, clock.nowMs());
+    await store.forgetTombstones(isCaughtUp, hasHub);
+    // Every minute is enough for old deletes; repeats should end when they can.
+    if (store.healing.isWaiting) this.#shipper?.readHealth();
   }
 
   /** If most peers are ahead, it is our clock that is wrong. */

@@ -3,10 +3,13 @@
  * is how the nodes of other makes are started.
  */
 import { unknownName } from "../base/flags.ts";
+import { alter } from "./alter.ts";
+import { check } from "./check.ts";
 import { type Command, EXIT_OK, EXIT_USAGE, type Runtime } from "./command.ts";
+import { detach } from "./detach.ts";
 import { serve } from "./serve.ts";
 
-const COMMANDS: readonly Command[] = [serve];
+const COMMANDS: readonly Command[] = [serve, check, alter, detach];
 
 /** Runs what `argv` asks for; answers with the exit code. */
 export async function main(argv: readonly string[], runtime: Runtime): Promise<number> {

@@ -36,12 +36,17 @@ import {
   type Trouble,
   troubleOf,
 } from "./peer-link.ts";
-import type { Outcome, Reply, Transport } from "./transport.ts";
+import type { HealthOutcome, Outcome, Reply, Transport } from "./transport.ts";
 
 /** Statuses are for people and for /health; more often than this nobody looks. */
 const STATUS_PAUSE_MS = 100;
 /** Counting stops here and the difference of ids stands in: a million entries would be read for it. */
 const COUNTED_CHANGES_MAX = 200_000;
+/**
+ * Bun has 256 requests in flight at most and lets more wait. Readings of /health must not take the
+ * places of batches: with these, up to 240 silent peers leave room for a living one.
+ */
+const HEALTH_READS_MAX = 16;
 /** `Date` has whole seconds, and a reply takes its time: less than this is no offset. */
 const CLOCK_OFFSET_MS_MIN = 1_500;
 
@@ -81,6 +86,7 @@ interface Peer {
   clockOffsetMs: number | undefined;
   /** Whether anything ever answered a request for /health. */
   healthRead: boolean;
+  /** Whether it is being read, or is in the queue for it. */
   healthReading: boolean;
   /** Failed attempts to read /health in a row. */
   healthFailures: number;
@@ -97,6 +103,9 @@ export class Shipper {
   readonly #options: ShipperOptions;
   /** Windows to be read as soon as nothing is left to be sent. */
   readonly #readAhead: { readonly window: BatchWindow; readonly peer: Peer }[] = [];
+  /** Peers whose /health is to be read when another reading has ended. */
+  readonly #healthQueue: Peer[] = [];
+  #healthReads = 0;
   readonly #peers: readonly Peer[];
   readonly #abort = new AbortController();
   #settledThrough: number;
@@ -354,27 +363,41 @@ export class Shipper {
     peer.healthReading = true;
     peer.cancelHealthTimer?.();
     peer.cancelHealthTimer = undefined;
+    if (this.#healthReads >= HEALTH_READS_MAX) {
+      this.#healthQueue.push(peer);
+      return;
+    }
+    this.#healthReads += 1;
     const sentAtMs = this.#options.clock.nowMs();
     const prev = peer.ackedBatchId;
     void this.#options.transport.readHealth(peer.url, this.#abort.signal).then((outcome) => {
       if (this.#stopped) return;
       peer.healthReading = false;
-      if (outcome.kind === "failed") {
-        this.#healthFailed(peer, outcome.reason);
-      } else {
-        peer.healthRead = true;
-        this.#heard(peer, outcome.reply, sentAtMs);
-        if (outcome.kind === "health") {
-          peer.nodeId = outcome.health.nodeId;
-          this.#recognise(peer, outcome.reply);
-          this.#options.post({ kind: "peer-health", health: outcome.health });
-          this.#compareMark(peer, outcome.health.identity, prev);
-        }
-        if (peer.link.kind === "idle") peer.lastError = undefined;
-      }
-      this.#noteTrouble(peer);
-      this.#statusChanged();
+      this.#healthReads -= 1;
+      this.#healthAnswered(peer, outcome, sentAtMs, prev);
+      const next = this.#healthQueue.shift();
+      if (next === undefined) return;
+      next.healthReading = false;
+      this.#readHealth(next);
     });
+  }
+
+  #healthAnswered(peer: Peer, outcome: HealthOutcome, sentAtMs: number, prev: number): void {
+    if (outcome.kind === "failed") {
+      this.#healthFailed(peer, outcome.reason);
+    } else {
+      peer.healthRead = true;
+      this.#heard(peer, outcome.reply, sentAtMs);
+      if (outcome.kind === "health") {
+        peer.nodeId = outcome.health.nodeId;
+        this.#recognise(peer, outcome.reply);
+        this.#options.post({ kind: "peer-health", health: outcome.health });
+        this.#compareMark(peer, outcome.health.identity, prev);
+      }
+      if (peer.link.kind === "idle") peer.lastError = undefined;
+    }
+    this.#noteTrouble(peer);
+    this.#statusChanged();
   }
 
   /** A peer that never answered is asked again, unless its link is trying anyway. */

@@ -25,6 +25,8 @@ import { lossy } from "./wire-row.ts";
 
 /** A node of ours names all of its tables and peers in /health: 500 and 256 are a few 100 KiB. */
 const HEALTH_BYTES_MAX = 1024 * 1024;
+/** Nothing waits for it, and a peer that is slow to say how it is need not be waited for. */
+const HEALTH_TIMEOUT_MS = 10_000;
 /** As much of a reply as a person needs to see what is at that address. */
 const QUOTED_CHARACTERS_MAX = 200;
 
@@ -241,7 +243,7 @@ export class FetchTransport implements Transport {
         },
         body: request.body,
       },
-      REPLY_BYTES_MAX,
+      { bytes: REPLY_BYTES_MAX, timeoutMs: this.#options.requestTimeoutMs },
       signal,
     );
     if (exchange.kind === "failed") {
@@ -255,7 +257,9 @@ export class FetchTransport implements Transport {
     const { dbId } = this.#options;
     const identity = dbId === undefined ? {} : { [IDENTITY_HEADER]: formatIdentity({ db: dbId }) };
     const init = { method: "GET", headers: { ...this.#headers, ...identity } };
-    const exchange = await this.#exchange(`${peer}/health`, init, HEALTH_BYTES_MAX, signal);
+    const timeoutMs = Math.min(this.#options.requestTimeoutMs, HEALTH_TIMEOUT_MS);
+    const bounds = { bytes: HEALTH_BYTES_MAX, timeoutMs };
+    const exchange = await this.#exchange(`${peer}/health`, init, bounds, signal);
     if (exchange.kind === "failed") return exchange;
     const { raw, reply } = exchange;
     // A node of ours that is not healthy says so with another status and the same members.
@@ -267,18 +271,17 @@ export class FetchTransport implements Transport {
   async #exchange(
     url: string,
     init: RequestInit,
-    bytesMax: number,
+    max: { readonly bytes: number; readonly timeoutMs: number },
     stopped: AbortSignal,
   ): Promise<
     | { readonly kind: "replied"; readonly raw: RawReply; readonly reply: Reply }
     | { readonly kind: "failed"; readonly reason: string; readonly cutOff: boolean }
   > {
-    const { requestTimeoutMs, nowMs } = this.#options;
     const abort = new AbortController();
     const onStop = () => abort.abort(new DOMException("stopping", "AbortError"));
     const timer = setTimeout(() => {
-      abort.abort(new DOMException(`no answer within ${requestTimeoutMs} ms`, "TimeoutError"));
-    }, requestTimeoutMs);
+      abort.abort(new DOMException(`no answer within ${max.timeoutMs} ms`, "TimeoutError"));
+    }, max.timeoutMs);
     stopped.addEventListener("abort", onStop);
     try {
       if (stopped.aborted) onStop();
@@ -288,7 +291,7 @@ export class FetchTransport implements Transport {
         decompress: false,
         signal: abort.signal,
       });
-      const text = await readText(response, bytesMax);
+      const text = await readText(response, max.bytes);
       const { headers, status } = response;
       return {
         kind: "replied",
@@ -296,7 +299,7 @@ export class FetchTransport implements Transport {
           status,
           text,
           location: headers.get("Location") ?? undefined,
-          retryAfterMs: parseRetryAfter(headers.get("Retry-After"), nowMs()),
+          retryAfterMs: parseRetryAfter(headers.get("Retry-After"), this.#options.nowMs()),
         },
         reply: {
           identity: parseIdentity(headers.get(IDENTITY_HEADER)),

@@ -126,6 +126,7 @@ describe("the bounds", () => {
   test("nothing past settledThrough is read, and an empty window is nothing", () => {
     log.fill(10);
     expect(values(read(from(0), 4))).toEqual([1, 2, 3, 4]);
+    expect(values(read(from(0, { through: 9 }), 4))).toEqual([1, 2, 3, 4]);
     expect(source.read(from(4), 4)).toEqual({ kind: "nothing" });
     expect(source.read(from(10), 100)).toEqual({ kind: "nothing" });
   });

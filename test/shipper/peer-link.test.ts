@@ -203,6 +203,12 @@ describe("the failure table", () => {
     expect(moves(play(SENDING, repeat(10_000, failed(ONE), timer)).all)).toEqual([]);
   });
 
+  test("a bounded batch that is gone from the log is not the end of what waits", () => {
+    const { all, link } = play(SENDING, [refused(BATCH), timer, nothing]);
+    expect(link.kind).toBe("sending");
+    expect(windows(all).map(({ through }) => through)).toEqual([100, undefined]);
+  });
+
   test("connection: the pauses start over after a success", () => {
     const script = [...repeat(3, failed(BATCH), timer), acked(BATCH), failed(sent(1, 101))];
     expect(pauses(play(SENDING, script).all)).toEqual([50, 100, 200, 50]);
@@ -382,6 +388,7 @@ describe("with a whole peer", () => {
     readonly accepted: number[] = [];
     readonly setAside: { id: number; reason: string; attempts: number }[] = [];
     requests = 0;
+    #persisted = 0;
     link = openLink(0);
     /** What the peer says to these changes; undefined takes them. */
     answer: (ids: readonly number[], through: number, bytes: number) => LinkEvent | undefined =
@@ -416,15 +423,25 @@ describe("with a whole peer", () => {
         case "wake":
           return timer;
         case "acked":
+          this.#moved(effect.through);
           return undefined;
         case "set-aside":
           for (const id of this.#between(effect.after, effect.through)) {
             this.setAside.push({ id, reason: effect.reason, attempts: effect.attempts });
           }
+          this.#moved(effect.through);
           return undefined;
         case "send":
           return this.#send(effect.window);
       }
+    }
+
+    /** What is reported is persisted: by then every change up to there must be accounted for (L3). */
+    #moved(through: number): void {
+      expect(through).toBeGreaterThanOrEqual(this.#persisted);
+      const known = new Set([...this.accepted, ...this.setAside.map(({ id }) => id)]);
+      expect(this.#between(this.#persisted, through).filter((id) => !known.has(id))).toEqual([]);
+      this.#persisted = through;
     }
 
     #send(window: Extract<LinkEffect, { kind: "send" }>["window"]): LinkEvent {
@@ -522,7 +539,8 @@ describe("with a whole peer", () => {
     const world = new World(ids(5_000));
     world.answer = () => tooLarge(ONE);
     world.run();
-    expect(world.link.kind).toBe("refusing");
+    // The size was not the reason: the next round is not bound to single changes.
+    expect(world.link).toMatchObject({ kind: "refusing", size: undefined });
     world.run();
     world.run();
     expect(world.setAside).toEqual([]);

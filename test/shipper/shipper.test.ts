@@ -52,9 +52,10 @@ class ScriptedTransport implements Transport {
     const inFlight = (this.inFlight.get(peer) ?? 0) + 1;
     this.inFlight.set(peer, inFlight);
     this.inFlightMost = Math.max(this.inFlightMost, inFlight);
-    const stopped = new Promise<Verdict>((resolve) =>
-      signal.addEventListener("abort", () => resolve(DOWN())),
-    );
+    const stopped = new Promise<Verdict>((resolve) => {
+      if (signal.aborted) resolve(DOWN());
+      signal.addEventListener("abort", () => resolve(DOWN()));
+    });
     const verdict = await Promise.race([(this.answers.get(peer) ?? ACK)(request), stopped]);
     this.inFlight.set(peer, inFlight - 1);
     return { ...verdict, reply: verdict.kind === "failed" ? undefined : this.reply };
@@ -285,6 +286,37 @@ describe("the identity header", () => {
     expect(network.sent[0]!.identity).toEqual({ db: DB, prev: 0, rest: 0 });
   });
 
+  test("rest is not 0 while something waits, even where the count is not to be trusted", async () => {
+    log.fill(CHANGES_MAX + 5);
+    const count = source.count.bind(source);
+    source.count = (after, through, countMax) =>
+      countMax > 1 ? 0 : count(after, through, countMax);
+    await start([{ url: A, watermark: 0, prev: 0 }], 0);
+    shipper.settled(log.newest());
+    await time.settle();
+    expect(network.sent.map(({ identity }) => identity.rest)).toEqual([1, 0]);
+  });
+
+  test("prev does not go back when a change was taken out of turn", async () => {
+    network.answers.set(A, () => ({ kind: "refused", reason: "400" }));
+    await start();
+    await write(40);
+    await time.advance(2_000);
+    expect(await status()).toMatchObject({ state: "refusing" });
+    let takes = false;
+    network.answers.set(A, ({ batchId }) => {
+      takes ||= batchId >= 30 && batchId < 40;
+      return takes ? ACK() : { kind: "refused", reason: "400" };
+    });
+    await time.advance(5_000);
+    const acked = of("moved").map(({ ackedBatchId }) => ackedBatchId!);
+    expect(acked.length).toBeGreaterThan(2);
+    expect(acked).toEqual([...acked].sort((a, b) => a - b));
+    expect(acked[0]).toBeGreaterThanOrEqual(30);
+    expect(of("moved")[0]!.through).toBe(0);
+    expect(of("moved").at(-1)!.through).toBe(40);
+  });
+
   test("prev is what the peer acknowledged, not what it refused", async () => {
     await start([{ url: A, watermark: 0, prev: 0 }]);
     await write();
@@ -350,11 +382,13 @@ describe("failures", () => {
   });
 
   test("a wrong acknowledgement sets the whole batch aside after five attempts", async () => {
-    network.answers.set(A, () => ({ kind: "mismatched", reason: "acknowledged 9 instead of 3" }));
+    const wrong: Verdict = { kind: "mismatched", reason: "acknowledged 9 instead of 3" };
+    network.answers.set(A, ({ batchId }) => (batchId === 3 ? wrong : NEVER()));
     await start();
     await write(3);
+    await write(2);
     await time.advance(750);
-    expect(network.sent).toHaveLength(5);
+    expect(network.sent.map(({ batchId }) => batchId)).toEqual([3, 3, 3, 3, 3, 5]);
     expect(of("moved")).toEqual([
       {
         kind: "moved",
@@ -363,6 +397,7 @@ describe("failures", () => {
         refusal: { changeIds: [1, 2, 3], reason: "acknowledged 9 instead of 3", attempts: 5 },
       },
     ]);
+    expect(await status()).toMatchObject({ lastAcked: 3, pending: 2 });
   });
 
   test("refusing and not admitted are lines and states, and pass", async () => {
@@ -483,6 +518,33 @@ describe("who the peers are", () => {
     expect(of("peer-health")).toHaveLength(2);
   });
 
+  test("a peer that answered once is not asked again by itself (S3)", async () => {
+    await start();
+    network.health = () => ({ kind: "failed", reason: "ECONNREFUSED" });
+    shipper.readHealth();
+    await time.advance(60_000);
+    expect(network.healthReads).toHaveLength(2);
+    expect(time.waiting).toBe(0);
+  });
+
+  test("not more than sixteen are in flight at once: batches need the places", async () => {
+    const release: (() => void)[] = [];
+    network.health = (peer) =>
+      new Promise((resolve) =>
+        release.push(() => resolve({ kind: "no-health", reason: peer, reply: FOREIGN })),
+      );
+    const urls = Array.from({ length: 40 }, (_, n) => `http://peer${n}`);
+    await start(urls);
+    expect(network.healthReads).toHaveLength(16);
+    await write();
+    expect(network.sent).toHaveLength(40);
+    while (release.length > 0) {
+      for (const answer of release.splice(0)) answer();
+      await time.settle();
+    }
+    expect(network.healthReads).toEqual(urls);
+  });
+
   test("one reading of /health is in flight per peer", async () => {
     network.health = () => new Promise(() => {});
     await start();
@@ -537,6 +599,8 @@ describe("the status", () => {
     await start([A, B]);
     await write();
     expect(time.waiting).toBeGreaterThan(0);
+    network.answers.set(A, NEVER);
+    await write();
     shipper.stop();
     posted.length = 0;
     shipper.settled(99);
@@ -588,6 +652,15 @@ describe("draining", () => {
     await time.settle();
     expect(network.to(A).length).toBe(attempts + 1);
     expect(of("drained")).toEqual([{ kind: "drained", pending: 3 }]);
+  });
+
+  test("a peer that asked for time is not waited for", async () => {
+    network.answers.set(A, () => ({ ...DOWN(), reason: "503", retryAfterMs: 60_000 }) as Verdict);
+    await start();
+    await write(3);
+    shipper.drain(2_000);
+    expect(of("drained")).toEqual([{ kind: "drained", pending: 3 }]);
+    expect(network.to(A)).toHaveLength(1);
   });
 
   test("a silent peer is waited for until the time is over", async () => {

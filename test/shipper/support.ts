@@ -35,6 +35,8 @@ export class LogFile {
 
   constructor() {
     this.db.run("PRAGMA journal_mode = WAL");
+    // A thread that ends closes its connection, which locks the file for a moment.
+    this.db.run("PRAGMA busy_timeout = 5000");
     this.db.run(
       `CREATE TABLE _changes(change_id INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT, table_name TEXT,
          row_id TEXT, row_data TEXT, was)`,

@@ -36,7 +36,7 @@ export class AppFixture {
     deadLetter: 0,
     parked: 0,
     peers: [],
-  fills: [],
+    fills: [],
     tables: { synced: ["items"], notSynced: [] },
     sqliteVersion: "3.54.1",
     uptimeS: 1,
@@ -58,6 +58,15 @@ export class AppFixture {
       },
       health: () => this.report,
       identity: () => ({ db: "0123456789abcdef" }),
+      membership: {
+        ownUrl: null,
+        adminToken: undefined,
+        peers: () => [],
+        add: async () => true,
+        remove: async () => true,
+        fill: async () => true,
+        remoteAddress: () => "127.0.0.1",
+      },
       reportError: (error) => this.reported.push(error),
     });
   }
