@@ -32,7 +32,8 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   store: ["protocol", "base"],
   shipper: ["store", "protocol", "base"],
   http: ["shipper", "store", "protocol", "base"],
-  "node.ts": ["http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
+  "mesh.ts": ["http", "shipper", "store", "config.ts", "protocol", "base"],
+  "node.ts": ["mesh.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
   cli: ["node.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
 };
 
@@ -98,7 +99,7 @@ const PLACES: readonly [what: string, pattern: RegExp, where: RegExp][] = [
   [
     "the network",
     /(?<![.\w])(globalThis\.)?fetch\((?![^()]*\)\s*\{)/,
-    /^lib\/shipper\/transport\.ts$/,
+    /^lib\/shipper\/(transport|node-client)\.ts$/,
   ],
   ["SQLite", /from "bun:sqlite"/, /^lib\/(store|shipper|cdc)\//],
   ["the framework", /from "hono/, /^lib\/http\//],
