@@ -15,8 +15,9 @@
  *   F4  what the peer has taken leaves the log, also while other peers hold the rest of it.
  */
 import type { Database } from "bun:sqlite";
-import { formatValue, type Value } from "../protocol/values.ts";
+import type { Value } from "../protocol/values.ts";
 import type { ColumnNotes } from "./column-notes.ts";
+import { rowsByVersion } from "./noted-row.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
 import { rowJsonOf, type TableWriter } from "./table-writer.ts";
@@ -210,23 +211,15 @@ export class Filler {
     if (notes.size === 0) return false;
     const writer = this.#options.writerFor(table);
     const stamp = writer.stamp(id);
-    const rowVersion = stamp === undefined || stamp === "odd" ? 0 : stamp;
-    const byVersion = new Map<number, [string, Value][]>([[rowVersion, []]]);
-    const put = (version: number, name: string, value: Value) => {
-      byVersion.set(version, [...(byVersion.get(version) ?? []), [name, value]]);
-    };
+    const values = new Map<string, { name: string; value: Value }>();
     for (const [key, value] of writer.content(id) ?? []) {
       const column = table.columnByKey.get(key)!;
-      if (column === table.id || column === table.version) continue;
-      put(notes.get(key)?.version ?? rowVersion, column.name, value);
+      if (column !== table.id && column !== table.version)
+        values.set(key, { name: column.name, value });
     }
-    for (const [key, note] of notes)
-      if (!table.columnByKey.has(key)) put(note.version, key, note.value);
-    for (const version of [...byVersion.keys()].sort((a, b) => a - b)) {
-      const members = byVersion
-        .get(version)!
-        .map(([name, value]) => `,${JSON.stringify(name)}:${formatValue(value)}`);
-      const row = `{${JSON.stringify(table.id.name)}:${JSON.stringify(id)},${JSON.stringify(table.version.name)}:${version}${members.join("")}}`;
+    const version = stamp === undefined || stamp === "odd" ? 0 : stamp;
+    const names = { id: table.id.name, version: table.version.name };
+    for (const row of rowsByVersion({ id, version, values, notes }, names)) {
       this.#db
         .query(
           "INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('UPDATE', ?, ?, ?, ?)",
