@@ -1,13 +1,13 @@
 /**
  * Makes the executable: `bun .ci/build.ts` for this platform, `--all` for every platform, into
- * dist/. The worker is an entry of its own, or the executable would look for it on the disk of
+ * dist/. The workers are entries of their own, or the executable would look for them on the disk of
  * whoever runs it; and the executable reads no .env and no bunfig.toml of the folder it stands in.
  */
 import { rm } from "node:fs/promises";
 import { join } from "node:path";
 
 const ROOT = join(import.meta.dir, "..");
-const ENTRIES = ["server.ts", "lib/shipper/worker.ts"];
+const ENTRIES = ["server.ts", "lib/shipper/worker.ts", "lib/shipper/digest-worker.ts"];
 
 /** Bun's names of the platforms, by what stands in the file's name. */
 const TARGETS = {

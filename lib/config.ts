@@ -28,12 +28,14 @@ import {
   BATCH_CHANGES_MAX,
   BATCH_MS,
   BODY_BYTES_MAX,
+  HEALTH_MS,
   IDLE_TIMEOUT_MS,
   LOG_BYTES_MAX,
   PARKED_BYTES_MAX,
   PEERS_MAX,
   REQUEST_TIMEOUT_MS,
   TOMBSTONE_RETENTION_MS,
+  VERIFY_MS,
 } from "./protocol/limits.ts";
 import { isOwnAddress } from "./protocol/own-address.ts";
 import { parsePeerUrl, withoutCredentials } from "./protocol/peer-url.ts";
@@ -81,6 +83,10 @@ export interface Config {
   readonly logBytesMax: number;
   /** Lets others than this machine change the peers, with this token. Default: nobody else. */
   readonly adminToken: string | undefined;
+  /** Milliseconds between two looks at how every peer is. Default 60,000. */
+  readonly healthMs: number;
+  /** Milliseconds between two comparisons with the neighbours; 0: none. Default 24 hours. */
+  readonly verifyMs: number;
   /** A node of the mesh to join at start, with everyone it knows. Default: none. */
   readonly join: string | undefined;
 }
@@ -116,7 +122,8 @@ export interface Setting extends FlagSpec {
 }
 
 const ENV_PREFIX = "HOOK_SYNC_";
-const DAY_MS = 24 * 3_600_000;
+const HOUR_MS = 3_600_000;
+const DAY_MS = 24 * HOUR_MS;
 
 /** Every setting there is, in the order of the usage. */
 export const SETTINGS = [
@@ -232,6 +239,18 @@ export const SETTINGS = [
     help: "lets others than this machine change the peers; what --join shows the mesh",
   },
   {
+    name: "health-ms",
+    value: "MS",
+    kind: "number",
+    help: `how often every peer is asked how it is (${HEALTH_MS})`,
+  },
+  {
+    name: "verify-every",
+    value: "HOURS",
+    kind: "number",
+    help: `how often rows are compared with the neighbours and repaired; 0: never (${VERIFY_MS / HOUR_MS})`,
+  },
+  {
     name: "use-proxy",
     value: undefined,
     kind: "switch",
@@ -265,6 +284,10 @@ const REQUEST_TIMEOUT_MS_MIN = 100;
 /** A delete forgotten in less than a day comes back with a peer that was off for the night. */
 const TOMBSTONE_DAYS_MIN = 1;
 const TOMBSTONE_DAYS_MAX = 36_500;
+
+/** More often would be all that a node with many peers does. */
+const HEALTH_MS_MIN = 100;
+const VERIFY_HOURS_MAX = 24 * 365;
 
 /** A token that can be guessed lets strangers take the mesh over. */
 const TOKEN_LENGTH_MIN = 16;
@@ -352,6 +375,8 @@ export function loadConfig(input: ConfigInput): ConfigResult {
       take("parked-limit", readSize(MIB, Number.MAX_SAFE_INTEGER)) ?? PARKED_BYTES_MAX,
     logBytesMax: take("log-max", readSize(MIB, Number.MAX_SAFE_INTEGER)) ?? LOG_BYTES_MAX,
     adminToken: take("admin-token", readToken),
+    healthMs: take("health-ms", readCount("milliseconds", HEALTH_MS_MIN, DAY_MS)) ?? HEALTH_MS,
+    verifyMs: hours(take("verify-every", readCount("hours", 0, VERIFY_HOURS_MAX))) ?? VERIFY_MS,
     join,
   } satisfies Omit<Config, "id" | "dbPath">;
 
@@ -546,6 +571,10 @@ function readFile(path: string, readText: ConfigInput["readText"]): Read<string>
     };
     return { right: `expected a file that can be read; ${why[code] ?? String(error)}` };
   }
+}
+
+function hours(count: number | undefined): number | undefined {
+  return count === undefined ? undefined : count * HOUR_MS;
 }
 
 function days(count: number | undefined): number | undefined {

@@ -39,12 +39,12 @@ export interface MeshOptions {
   readonly itemCount: () => number;
   readonly reportError: (error: unknown, what: string) => void;
   readonly remoteAddress: (request: Request) => string | undefined;
+  /** A peer was removed: what only it had sent on is nobody's to send. */
+  readonly onRemoved: () => void;
 }
 
 /** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
 const MOVES_PAUSE_MS = 10;
-/** DESIGN.md, "Identity": an idle mesh must notice a restored peer as well. */
-const HEALTH_PAUSE_MS = 60_000;
 /** How often the size of the log, the quiet of foreign peers and old deletes are looked at. */
 const LOOK_PAUSE_MS = 30_000;
 /** A peer with this many rows that will not send them by itself is worth a word at start. */
@@ -299,7 +299,7 @@ export class Mesh implements Membership {
   async look(): Promise<void> {
     const { clock, store, config, log } = this.#options;
     const nowMs = clock.monotonicMs();
-    if (nowMs - this.#healthReadMs >= HEALTH_PAUSE_MS) {
+    if (nowMs - this.#healthReadMs >= config.healthMs) {
       this.#healthReadMs = nowMs;
       this.#shipper?.readHealth();
     }
@@ -397,6 +397,7 @@ export class Mesh implements Membership {
       removed: isConfigured ? [...kept.removed, url] : kept.removed,
     });
     this.#peerHealth.delete(url);
+    this.#options.onRemoved();
     return true;
   }
 

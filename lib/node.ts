@@ -14,19 +14,24 @@ import { answerStarting, createApp } from "./http/app.ts";
 import type { HealthReport } from "./http/health-routes.ts";
 import { Mesh } from "./mesh.ts";
 import { IDLE_TIMEOUT_MS } from "./protocol/limits.ts";
+import { DigestHandle } from "./shipper/digest-handle.ts";
+import { Digests } from "./shipper/digests.ts";
 import type { ApplyEvent } from "./store/apply.ts";
 import { ItemCounter } from "./store/item-counter.ts";
 import { type FileLock, lockFile, resolvePath } from "./store/open.ts";
 import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
+import { copyPath, removeLeftCopies, streamCopy } from "./store/snapshot.ts";
 import { type FillEvent, Store } from "./store/store.ts";
 import { sqliteCode } from "./store/write-queue.ts";
+import { Verifier } from "./verifier.ts";
 
 export interface NodeOptions {
   readonly config: Config;
   /** Made in server.ts, where the bundler sees it. */
   readonly workerUrl: URL;
+  readonly digestWorkerUrl: URL;
   readonly log: Logger;
   readonly clock: Clock;
   readonly random: Random;
@@ -67,6 +72,8 @@ class Node implements RunningNode {
   #store: Store | undefined;
   #counter: ItemCounter | undefined;
   #mesh: Mesh | undefined;
+  #digestHandle: DigestHandle | undefined;
+  #verifier: Verifier | undefined;
   #tick: Cancel | undefined;
   #isStopping = false;
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
@@ -155,8 +162,27 @@ class Node implements RunningNode {
       itemCount: () => this.#counter!.count(store.survey.synced.values()),
       reportError: (error, what) => this.#reportError(error, { method: "", path: what }),
       remoteAddress: (request) => this.#server?.requestIP(request)?.address,
+      onRemoved: () => this.#verifier?.soon(),
     });
     this.#mesh = mesh;
+    removeLeftCopies(path);
+    const handle = new DigestHandle({
+      workerUrl: this.#options.digestWorkerUrl,
+      dbPath: path,
+      timers: this.#timers,
+    });
+    this.#digestHandle = handle;
+    this.#verifier = new Verifier({
+      everyMs: config.verifyMs,
+      nodeId: config.id,
+      ownUrl: this.url,
+      neighbours: () => mesh.status(),
+      store,
+      log,
+      clock,
+      timers: this.#timers,
+      random,
+    });
     const receiver = new Receiver(store, (identity) => mesh.heard(identity));
     const app = createApp({
       queue: store.queue,
@@ -168,6 +194,16 @@ class Node implements RunningNode {
       health: () => this.#health(),
       identity: (askedByDb) => store.identity(askedByDb),
       membership: mesh,
+      nodeId: config.id,
+      digests: new Digests({ handle, timers: this.#timers, random }),
+      copies: {
+        copy: async () => {
+          const copy = copyPath(path, random.hex(4));
+          await handle.ask("copy", { path: copy });
+          return streamCopy(copy);
+        },
+        keepOpen: (request) => this.#server?.timeout(request, 0),
+      },
       reportError: (error, request) => this.#reportError(error, request),
     });
     this.#server!.reload({ fetch: (request) => app.fetch(request) });
@@ -245,6 +281,7 @@ class Node implements RunningNode {
         return;
       case "filled":
         log.info(event.text);
+        this.#verifier?.soon();
         return;
       default:
         log.info(`${event.table}: ${event.text}`);
@@ -263,6 +300,7 @@ class Node implements RunningNode {
       await this.#store!.runDue();
       this.#reasons.delete("file");
       await this.#mesh!.look();
+      await this.#verifier!.look();
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
         this.#reasons.set("file", describeError(error));
@@ -294,6 +332,8 @@ class Node implements RunningNode {
       version,
       itemCount: this.#counter!.count(store.survey.synced.values()),
       pendingChanges: store.log.pending(),
+      lastChangeId: store.settledThrough,
+      verified: this.#verifier!.report,
       deadLetter: letters.all,
       parked: letters.parked,
       peers: this.#mesh!.status(),
@@ -333,7 +373,9 @@ class Node implements RunningNode {
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;
     this.#tick?.();
+    this.#verifier!.stop();
     const pending = await this.#mesh!.stop(DRAIN_MS_MAX);
+    await this.#digestHandle!.stop();
     if (pending > 0)
       this.#options.log.info(
         "changes wait for peers that are down; they are sent after the next start",

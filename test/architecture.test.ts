@@ -33,7 +33,18 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   shipper: ["store", "protocol", "base"],
   http: ["shipper", "store", "protocol", "base"],
   "mesh.ts": ["http", "shipper", "store", "config.ts", "protocol", "base"],
-  "node.ts": ["mesh.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
+  "verifier.ts": ["http", "shipper", "store", "protocol", "base"],
+  "node.ts": [
+    "mesh.ts",
+    "verifier.ts",
+    "http",
+    "shipper",
+    "store",
+    "cdc",
+    "config.ts",
+    "protocol",
+    "base",
+  ],
   cli: ["node.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
 };
 

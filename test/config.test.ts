@@ -66,6 +66,8 @@ test("name and file are enough; everything else has its default", () => {
     parkedBytesMax: 1024 * 1024 * 1024,
     logBytesMax: 4 * 1024 * 1024 * 1024,
     adminToken: undefined,
+    healthMs: 60_000,
+    verifyMs: 24 * 3_600_000,
     join: undefined,
   });
 });
@@ -87,6 +89,11 @@ const EVERY_FLAG: readonly [setting: string, text: string, expected: Partial<Con
   ["tombstone-retention", "2", { tombstoneRetentionMs: 172_800_000 }],
   ["accept-old-file", "true", { acceptOldFile: true }],
   ["parked-limit", "2GB", { parkedBytesMax: 2_000_000_000 }],
+  ["log-max", "5MiB", { logBytesMax: 5 * 1_048_576 }],
+  ["join", "http://b:9001/", { join: "http://b:9001" }],
+  ["admin-token", "0123456789abcdef", { adminToken: "0123456789abcdef" }],
+  ["health-ms", "500", { healthMs: 500 }],
+  ["verify-every", "0", { verifyMs: 0 }],
   ["use-proxy", "true", { useProxy: true }],
   ["log", "json", { logFormat: "json" }],
   ["log-level", "debug", { logLevel: "debug" }],
@@ -104,6 +111,7 @@ for (const [setting, text, expected] of EVERY_FLAG) {
   const rest = [
     ...(setting === "id" ? [] : ["--id", "a"]),
     ...(setting === "db" ? [] : ["--db", "a.db"]),
+    ...(setting === "join" ? ["--url", "http://me:9001"] : []),
   ];
   test(`${setting} is taken from a flag, the environment and the file, in that order`, () => {
     const variable = `HOOK_SYNC_${setting.toUpperCase().replaceAll("-", "_")}`;

@@ -6,6 +6,8 @@ export interface Runtime {
   readonly version: string;
   /** The shipper's worker; only the entry can name it so that it is found in the executable too. */
   readonly workerUrl: URL;
+  /** The worker that reads whole tables; as above. */
+  readonly digestWorkerUrl: URL;
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly terminal: Terminal;
 }

@@ -4,12 +4,28 @@
  */
 import { unknownName } from "../base/flags.ts";
 import { alter } from "./alter.ts";
+import { backfill } from "./backfill.ts";
 import { check } from "./check.ts";
 import { type Command, EXIT_OK, EXIT_USAGE, type Runtime } from "./command.ts";
 import { detach } from "./detach.ts";
+import { peer } from "./peer.ts";
 import { serve } from "./serve.ts";
+import { snapshot } from "./snapshot.ts";
+import { status } from "./status.ts";
+import { verify } from "./verify.ts";
 
-const COMMANDS: readonly Command[] = [serve, check, alter, detach];
+/** In the order of the overview. */
+export const COMMANDS: readonly Command[] = [
+  serve,
+  status,
+  verify,
+  peer,
+  backfill,
+  snapshot,
+  check,
+  alter,
+  detach,
+];
 
 /** Runs what `argv` asks for; answers with the exit code. */
 export async function main(argv: readonly string[], runtime: Runtime): Promise<number> {

@@ -55,7 +55,7 @@ export async function runNode(
   runtime: Runtime,
   start: typeof startNode,
 ): Promise<number> {
-  const { terminal, version, workerUrl } = runtime;
+  const { terminal, version, workerUrl, digestWorkerUrl } = runtime;
   const loaded = loadConfig({ argv, env: runtime.env, readText, ownHosts: ownHosts() });
   if ("mistakes" in loaded) {
     await terminal.err(mistakesText(loaded.mistakes, "hook-sync help serve"));
@@ -77,6 +77,7 @@ export async function runNode(
     node = await start({
       config,
       workerUrl,
+      digestWorkerUrl,
       log,
       clock: systemClock,
       random: systemRandom,

@@ -18,3 +18,17 @@ export function mistakesText(mistakes: readonly Mistake[], tryThis: string): str
   });
   return `${lines.join("")}Try: ${tryThis}\n`;
 }
+
+/** Rows of cells in columns, a line each; the last cell of a row is as long as it is. */
+export function columnsText(rows: readonly (readonly string[])[]): string {
+  const widths: number[] = [];
+  for (const row of rows) {
+    for (const [at, cell] of row.slice(0, -1).entries()) {
+      widths[at] = Math.max(widths[at] ?? 0, cell.length);
+    }
+  }
+  const lines = rows.map((row) =>
+    row.map((cell, at) => (at === row.length - 1 ? cell : cell.padEnd(widths[at]!))).join("  "),
+  );
+  return lines.map((line) => `${line.trimEnd()}\n`).join("");
+}

@@ -5,12 +5,14 @@
  */
 import { Hono } from "hono";
 import type { SyncedTable } from "../store/schema.ts";
+import { type DigestSource, digestRoutes } from "./digest-routes.ts";
 import { answerError, errorAnswer, JSON_TYPE, unavailable } from "./errors.ts";
 import { type HealthSource, healthRoutes } from "./health-routes.ts";
 import { openApi } from "./openapi.ts";
 import { rawPath, segment } from "./path.ts";
 import { type Membership, peerRoutes } from "./peer-routes.ts";
 import { type RowRoutesOptions, rowRoutes } from "./row-routes.ts";
+import { type CopySource, snapshotRoutes } from "./snapshot-routes.ts";
 import { type SyncReceiver, syncRoutes } from "./sync-routes.ts";
 import { TableIndex } from "./table-index.ts";
 
@@ -23,6 +25,9 @@ export interface AppOptions
   tables(): readonly SyncedTable[];
   readonly sync: SyncReceiver;
   readonly membership: Membership;
+  readonly digests: DigestSource;
+  readonly copies: CopySource;
+  readonly nodeId: string;
   /** A request failed through no fault of the client: for the log. */
   reportError(error: unknown, request: { readonly method: string; readonly path: string }): void;
 }
@@ -34,6 +39,8 @@ export function createApp(options: AppOptions): Hono {
   app.route("/", syncRoutes(options.sync, bodyBytesMax));
   app.route("/", healthRoutes(options));
   app.route("/", peerRoutes(options.membership));
+  app.route("/", digestRoutes({ ...options, tables, allTables: () => options.tables() }));
+  app.route("/", snapshotRoutes(options.copies, options.membership));
   app.route("/", rowRoutes({ repository, queue, tables, bodyBytesMax }));
   app.get("/", () => {
     const links = { name: "hook-sync", version, openapi: "/openapi.json", health: "/health" };

@@ -15,6 +15,20 @@ import type { FillProgress } from "../store/filler.ts";
 import type { Unqualified } from "../store/schema.ts";
 import { JSON_TYPE } from "./errors.ts";
 
+/** What comparing with neighbours found. */
+export interface VerifiedReport {
+  /** Wall clock, ms. */
+  readonly atMs: number;
+  /** How many neighbours. */
+  readonly neighbours: number;
+  /** Rows that were not the same. */
+  readonly differing: number;
+  /** Those of them that are now. */
+  readonly repaired: number;
+  /** All that were repaired since the node started. */
+  readonly repairedInAll: number;
+}
+
 export interface HealthReport {
   /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
   readonly ok: boolean;
@@ -28,11 +42,15 @@ export interface HealthReport {
   readonly itemCount: number;
   /** Rows of `_changes`. */
   readonly pendingChanges: number;
+  /** The newest change of the log that peers may get; a peer has all when it acknowledged this one. */
+  readonly lastChangeId: number;
   /** Rows of `_dead_letter`. */
   readonly deadLetter: number;
   /** Those of them that were received. */
   readonly parked: number;
   readonly peers: readonly PeerStatus[];
+  /** The last comparison with neighbours of ours; undefined until there was one. */
+  readonly verified: VerifiedReport | undefined;
   /** Peers that get everything from the beginning just now. */
   readonly fills: readonly FillProgress[];
   readonly tables: {
@@ -74,14 +92,26 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     version: report.version,
     item_count: report.itemCount,
     pending_changes: report.pendingChanges,
+    last_change_id: report.lastChangeId,
     dead_letter: report.deadLetter,
     parked: report.parked,
     peers: report.peers.map((peer) => peerJson(peer, report.fills)),
     tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
+    verified: report.verified === undefined ? null : verifiedJson(report.verified),
     reasons: report.reasons,
     warnings: report.warnings,
     sqlite_version: report.sqliteVersion,
     uptime_s: report.uptimeS,
+  };
+}
+
+function verifiedJson(verified: VerifiedReport): Readonly<Record<string, unknown>> {
+  return {
+    at: verified.atMs,
+    neighbours: verified.neighbours,
+    differing: verified.differing,
+    repaired: verified.repaired,
+    repaired_in_all: verified.repairedInAll,
   };
 }
 

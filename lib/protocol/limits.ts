@@ -32,6 +32,10 @@ export const LOG_BYTES_MAX = 4 * 1024 * MIB;
 export const BATCH_MS = 50;
 /** How long a deleted row's version is remembered after every peer knew of it. */
 export const TOMBSTONE_RETENTION_MS = 30 * 24 * 3_600_000;
+/** An idle mesh notices a peer that was restored from a backup within this time. */
+export const HEALTH_MS = 60_000;
+/** Rows that are in nobody's log come to the others after this time at the latest. */
+export const VERIFY_MS = 24 * 3_600_000;
 /** A reply is a few members; a peer that answers more is not one. */
 export const REPLY_BYTES_MAX = 64 * 1024;
 

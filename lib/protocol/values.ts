@@ -63,7 +63,7 @@ export function compareReduced(
 }
 
 /** By UTF-8 bytes, which JS's own comparison (UTF-16) is not for characters beyond the first plane. */
-function compareUtf8(left: string, right: string): number {
+export function compareUtf8(left: string, right: string): number {
   if (left === right) return 0;
   return Buffer.compare(Buffer.from(left), Buffer.from(right));
 }

@@ -339,6 +339,23 @@ function envelope(batchId: number, changes: readonly string[]): Uint8Array<Array
   return new TextEncoder().encode(`{"batch_id":${batchId},"changes":[${changes.join(",")}]}`);
 }
 
+/** One change as it is on the wire, from a row as the log holds it; `id` matters to a DELETE. */
+export function changeText(
+  op: "INSERT" | "UPDATE" | "DELETE",
+  table: string,
+  row: Uint8Array,
+  id: string,
+): string {
+  const [opJson, tableJson] = [JSON.stringify(op), JSON.stringify(table)];
+  const oldId = op === "DELETE" ? JSON.stringify(id) : "null";
+  const change = Buffer.concat([
+    Buffer.from(`{"op":${opJson},"table":${tableJson},"row":`),
+    row,
+    Buffer.from(`,"old_id":${oldId}}`),
+  ]);
+  return spellChange({ id: 0, op, opJson, tableJson, rowId: Buffer.from(id), row, change });
+}
+
 function withBlobsNamed(change: string): string {
   return `${change.slice(0, -1)}${namesMember("blobs", blobColumns(change))}}`;
 }

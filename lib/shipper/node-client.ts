@@ -9,13 +9,22 @@ export interface NodeCall {
   readonly method: "GET" | "POST" | "DELETE";
   readonly path: string;
   readonly body?: unknown;
+  /** A body that is JSON already, instead of `body`: parsing it would lose digits. */
+  readonly json?: string;
+  readonly headers?: Readonly<Record<string, string>>;
   /** Sent as `Authorization: Bearer`. */
   readonly token?: string | undefined;
   readonly timeoutMs?: number;
 }
 
 export type NodeAnswer =
-  | { readonly kind: "answered"; readonly status: number; readonly json: unknown }
+  | {
+      readonly kind: "answered";
+      readonly status: number;
+      /** Undefined where the answer is no JSON. */
+      readonly json: unknown;
+      readonly text: string;
+    }
   /** `reason` for people. */
   | { readonly kind: "failed"; readonly reason: string };
 
@@ -23,26 +32,22 @@ const TIMEOUT_MS = 10_000;
 
 /** One request; redirects are not followed. */
 export async function callNode(call: NodeCall): Promise<NodeAnswer> {
-  const { node, method, path, body, token, timeoutMs = TIMEOUT_MS } = call;
+  const { node, method, path, token, timeoutMs = TIMEOUT_MS } = call;
+  const body = call.json ?? (call.body === undefined ? undefined : JSON.stringify(call.body));
   try {
     const response = await fetch(node + path, {
       method,
       redirect: "manual",
       signal: AbortSignal.timeout(timeoutMs),
       headers: {
+        ...call.headers,
         ...(body === undefined ? {} : { "Content-Type": "application/json" }),
         ...(token === undefined ? {} : { Authorization: `Bearer ${token}` }),
       },
-      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      ...(body === undefined ? {} : { body }),
     });
     const text = await response.text();
-    let json: unknown;
-    try {
-      json = JSON.parse(text);
-    } catch {
-      json = undefined;
-    }
-    return { kind: "answered", status: response.status, json };
+    return { kind: "answered", status: response.status, json: parse(text), text };
   } catch (error) {
     return { kind: "failed", reason: error instanceof Error ? error.message : String(error) };
   }
@@ -55,4 +60,50 @@ export function complaint(answer: NodeAnswer): string {
   const said =
     typeof json === "object" && json !== null && "error" in json ? String(json.error) : "";
   return said === "" ? `it answered ${status}` : said;
+}
+
+export interface Download {
+  /** Base URL of the node. */
+  readonly node: string;
+  readonly path: string;
+  readonly token: string | undefined;
+  /** Where it goes; what was there is overwritten. */
+  readonly file: string;
+}
+
+/** Writes a long answer to a file as it comes. Returns what went wrong, for people, or undefined. */
+export async function downloadFrom(download: Download): Promise<string | undefined> {
+  const { node, path, token, file } = download;
+  try {
+    const response = await fetch(node + path, {
+      redirect: "manual",
+      headers: token === undefined ? {} : { Authorization: `Bearer ${token}` },
+      // The first byte comes when the copy is made, which takes minutes where the file is large.
+      timeout: false,
+    } as RequestInit);
+    if (!response.ok || response.body === null) {
+      const text = await response.text();
+      return complaint({ kind: "answered", status: response.status, json: parse(text), text });
+    }
+    const sink = Bun.file(file).writer();
+    let length = 0;
+    for await (const chunk of response.body) {
+      length += chunk.length;
+      sink.write(chunk);
+      await sink.flush();
+    }
+    await sink.end();
+    const declared = Number(response.headers.get("content-length") ?? length);
+    return declared === length ? undefined : `it ended after ${length} of ${declared} bytes`;
+  } catch (error) {
+    return error instanceof Error ? error.message : String(error);
+  }
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
 }

@@ -15,6 +15,7 @@ const code = await runNode(
   {
     version: "0.0.0",
     workerUrl: new URL("file:///none.ts"),
+    digestWorkerUrl: new URL("file:///none.ts"),
     env: process.env,
     terminal: systemTerminal,
   },

@@ -1,7 +1,10 @@
 /** The HTTP app over a StoreFixture, with a scripted receiver for /sync and a report for /health. */
 import type { Hono } from "hono";
 import { createApp } from "../../lib/http/app.ts";
+import type { DigestSource } from "../../lib/http/digest-routes.ts";
 import type { HealthReport } from "../../lib/http/health-routes.ts";
+import type { Membership } from "../../lib/http/peer-routes.ts";
+import type { CopySource } from "../../lib/http/snapshot-routes.ts";
 import type { SyncReply, SyncRequest } from "../../lib/http/sync-routes.ts";
 import { StoreFixture } from "./store-fixture.ts";
 
@@ -25,6 +28,12 @@ export class AppFixture {
     ack: 0,
     identity: { db: "0123456789abcdef" },
   });
+  /** Where requests come from. */
+  remoteAddress = "127.0.0.1";
+  adminToken: string | undefined;
+  /** Scripted by the tests of their routes. */
+  digests: Partial<DigestSource> = {};
+  copies: Partial<CopySource> = {};
   report: HealthReport = {
     ok: true,
     reasons: [],
@@ -33,6 +42,8 @@ export class AppFixture {
     version: "1.2.3",
     itemCount: 0,
     pendingChanges: 0,
+    lastChangeId: 0,
+    verified: undefined,
     deadLetter: 0,
     parked: 0,
     peers: [],
@@ -58,17 +69,31 @@ export class AppFixture {
       },
       health: () => this.report,
       identity: () => ({ db: "0123456789abcdef" }),
-      membership: {
-        ownUrl: null,
-        adminToken: undefined,
-        peers: () => [],
-        add: async () => true,
-        remove: async () => true,
-        fill: async () => true,
-        remoteAddress: () => "127.0.0.1",
-      },
+      nodeId: "node-a",
+      digests: new Proxy({} as DigestSource, {
+        get: (_, name) => this.digests[name as keyof DigestSource],
+      }),
+      copies: new Proxy({} as CopySource, {
+        get: (_, name) => this.copies[name as keyof CopySource],
+      }),
+      membership: this.#membership(),
       reportError: (error) => this.reported.push(error),
     });
+  }
+
+  #membership(): Membership {
+    const adminToken = () => this.adminToken;
+    return {
+      ownUrl: null,
+      get adminToken() {
+        return adminToken();
+      },
+      peers: () => [],
+      add: async () => true,
+      remove: async () => true,
+      fill: async () => true,
+      remoteAddress: () => this.remoteAddress,
+    };
   }
 
   async call(
