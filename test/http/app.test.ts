@@ -228,6 +228,9 @@ test("health has every member that existing nodes have, and ours", async () => {
     peers: [peer, unknown],
     tables: { synced: ["items"], notSynced: [{ name: "n", reason: "no id", remedy: "ALTER" }] },
     warnings: ["look"],
+    lastChangeId: 8,
+    verified: { atMs: 6, neighbours: 2, differing: 4, repaired: 3, repairedInAll: 5 },
+    fills: [{ url: "http://c:9002", reason: "it is new", entries: 9 }],
   };
   const answer = await fixture.call("GET", "/health");
   expect(answer.headers.get("x-hook-sync")).toBe("v=1; db=0123456789abcdef");
@@ -237,6 +240,7 @@ test("health has every member that existing nodes have, and ours", async () => {
     version: "1.2.3",
     item_count: 5,
     pending_changes: 3,
+    last_change_id: 8,
     dead_letter: 2,
     parked: 1,
     peers: [
@@ -251,6 +255,7 @@ test("health has every member that existing nodes have, and ours", async () => {
         last_error: "refused",
         last_contact: 5,
         clock_offset_ms: -1_000,
+        filling: null,
       },
       {
         url: "http://c:9002",
@@ -263,9 +268,11 @@ test("health has every member that existing nodes have, and ours", async () => {
         last_error: null,
         last_contact: null,
         clock_offset_ms: null,
+        filling: { reason: "it is new", changes: 9 },
       },
     ],
     tables: { synced: ["items"], not_synced: [{ name: "n", reason: "no id", remedy: "ALTER" }] },
+    verified: { at: 6, neighbours: 2, differing: 4, repaired: 3, repaired_in_all: 5 },
     reasons: [],
     warnings: ["look"],
     sqlite_version: "3.54.1",
