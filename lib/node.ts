@@ -7,7 +7,7 @@ import { existsSync, statSync } from "node:fs";
 import type { Cancel, Clock, Timers } from "./base/clock.ts";
 import { systemTimers } from "./base/clock.ts";
 import { HookSyncError } from "./base/errors.ts";
-import type { Logger } from "./base/log.ts";
+import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
 import type { Config } from "./config.ts";
 import { answerStarting, createApp } from "./http/app.ts";
@@ -52,8 +52,6 @@ export interface RunningNode {
 const DRAIN_MS_MAX = 2_000;
 /** How often a stopping node looks whether its last requests are answered. */
 const STOP_LOOK_MS = 5;
-/** Parked changes and left-out tables are one line per peer, table and reason in this time. */
-const REPORT_PAUSE_MS = 60_000;
 
 /** Throws HookSyncError where the world is in the way; nothing was changed then. */
 export async function startNode(options: NodeOptions): Promise<RunningNode> {
@@ -66,7 +64,7 @@ class Node implements RunningNode {
   readonly #options: NodeOptions;
   readonly #timers: Timers;
   readonly #startedMs: number;
-  readonly #reports: EventReports;
+  readonly #reports: Repeats;
   #lock: FileLock | undefined;
   #server: Bun.Server<undefined> | undefined;
   #store: Store | undefined;
@@ -87,7 +85,7 @@ class Node implements RunningNode {
     this.#options = options;
     this.#timers = options.timers ?? systemTimers;
     this.#startedMs = options.clock.monotonicMs();
-    this.#reports = new EventReports(options.log, options.clock);
+    this.#reports = countRepeats({ log: options.log, clock: options.clock });
   }
 
   async start(): Promise<void> {
@@ -252,9 +250,13 @@ class Node implements RunningNode {
     const { log } = this.#options;
     switch (event.kind) {
       case "parked":
-      case "left-out":
-        this.#reports.add(event);
+      case "left-out": {
+        const { peer, table, reason } = event;
+        const isParked = event.kind === "parked";
+        const message = isParked ? "changes parked" : "changes left out";
+        this.#reports.add(isParked ? "warn" : "info", message, { peer, table, reason });
         return;
+      }
       case "trigger":
         this.#warnings.set(
           `trigger ${event.table}`,
@@ -388,44 +390,6 @@ class Node implements RunningNode {
 
   #waited(delayMs: number): Promise<void> {
     return new Promise((resolve) => void this.#timers.after(delayMs, resolve));
-  }
-}
-
-/** One line per peer, table and reason, with a count: a bad sender must not flood the log. */
-class EventReports {
-  readonly #log: Logger;
-  readonly #clock: Clock;
-  readonly #waiting = new Map<string, { event: ApplyEvent; count: number }>();
-  readonly #saidMs = new Map<string, number>();
-
-  constructor(log: Logger, clock: Clock) {
-    this.#log = log;
-    this.#clock = clock;
-  }
-
-  add(event: ApplyEvent): void {
-    const key = JSON.stringify([event.kind, event.peer, event.table, event.reason]);
-    const waiting = this.#waiting.get(key);
-    if (waiting) waiting.count++;
-    else this.#waiting.set(key, { event, count: 1 });
-  }
-
-  flush(all = false): void {
-    const nowMs = this.#clock.monotonicMs();
-    for (const [key, { event, count }] of this.#waiting) {
-      const saidMs = this.#saidMs.get(key);
-      if (!all && saidMs !== undefined && nowMs - saidMs < REPORT_PAUSE_MS) continue;
-      const { peer, table, reason } = event;
-      const isParked = event.kind === "parked";
-      this.#log.log(isParked ? "warn" : "info", isParked ? "changes parked" : "changes left out", {
-        peer,
-        table,
-        reason,
-        count,
-      });
-      this.#waiting.delete(key);
-      this.#saidMs.set(key, nowMs);
-    }
   }
 }
 
