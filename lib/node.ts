@@ -144,7 +144,10 @@ class Node implements RunningNode {
       timers: this.#timers,
       random,
       onEvent: (event) => this.#onStoreEvent(event),
-      onCommit: (through, rewritten) => this.#mesh?.settled(through, rewritten),
+      onCommit: (through, rewritten) => {
+        this.#reasons.delete("disk");
+        this.#mesh?.settled(through, rewritten);
+      },
     });
     this.#store = store;
     this.#counter = new ItemCounter(store.db, clock);
