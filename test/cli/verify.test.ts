@@ -1,0 +1,343 @@
+/**
+ * `hook-sync verify` between real nodes: it finds exactly what was planted, reads next to nothing for
+ * it, repairs it, and never calls a change in flight a difference. `VERIFY_ROWS=1000000 bun test …` for
+ * the size of the issue.
+ */
+
+import { expect, test } from "bun:test";
+import { copyFileSync } from "node:fs";
+import { Fleet, type Member, settled, until } from "../interop/support/fleet.ts";
+import { run } from "./run.ts";
+
+const ROWS = Number(process.env["VERIFY_ROWS"] ?? 200_000);
+const TEST_MS_MAX = 60_000 + ROWS / 5;
+const FLAGS = ["--tables", "*", "--verify-every", "0", "--health-ms", "200"];
+
+interface Report {
+  readonly equal: boolean;
+  readonly tables: readonly {
+    readonly table: string;
+    readonly rows: readonly (number | null)[];
+    readonly differing: readonly {
+      readonly id: string;
+      readonly versions: readonly (number | null)[];
+      readonly states: readonly string[];
+      readonly columns: readonly { readonly column: string; readonly values: readonly string[] }[];
+      readonly repaired: boolean;
+    }[];
+    readonly rows_read: readonly number[];
+  }[];
+  readonly in_flight: readonly string[];
+}
+
+async function verify(nodes: readonly { readonly url: string }[], ...flags: string[]) {
+  const argv = ["verify", ...nodes.map(({ url }) => url), ...flags, "--json"];
+  const { code, out, err } = await run(argv, { msMax: TEST_MS_MAX });
+  const report = (out === "" ? undefined : JSON.parse(out)) as Report;
+  return { code, report, err, table: report?.tables[0] };
+}
+
+/** Two nodes that do not know each other, with the same rows: whatever differs was planted. */
+async function twins(fleet: Fleet, script: string): Promise<[Member, Member]> {
+  const [a, b] = [
+    fleet.declare("ours", "a", { flags: FLAGS }),
+    fleet.declare("ours", "b", { flags: FLAGS }),
+  ];
+  a.write(script);
+  copyFileSync(a.dbPath, b.dbPath);
+  await Promise.all([a.start(), b.start()]);
+  return [a, b];
+}
+
+const ITEMS = "CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, value, updated_at INTEGER)";
+
+function itemsScript(rows: number): string {
+  return `${ITEMS};
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${rows})
+    INSERT INTO items SELECT lower(hex(randomblob(8))) || '-' || i, 'name of row ' || i, i, 1700000000000 + i FROM n`;
+}
+
+/** As a fault would: past the triggers. */
+function plant(node: Member, ...statements: string[]): void {
+  node.write(
+    ["UPDATE _meta SET value = 1", ...statements, "UPDATE _meta SET value = 0"].join(";\n"),
+  );
+}
+
+/** An address in front of a node that counts, or holds up, what passes. */
+class Front implements AsyncDisposable {
+  requests: string[] = [];
+  bytes = 0;
+  isSyncHeld = false;
+  readonly #server: Bun.Server<undefined>;
+
+  constructor(target: Member) {
+    this.#server = Bun.serve({
+      port: 0,
+      hostname: "127.0.0.1",
+      idleTimeout: 60,
+      fetch: async (request) => {
+        const { pathname, search } = new URL(request.url);
+        if (pathname === "/sync" && this.isSyncHeld) return new Response("", { status: 503 });
+        const body = request.method === "GET" ? null : await request.text();
+        const headers = new Headers(request.headers);
+        headers.delete("host");
+        const { method } = request;
+        const answer = await fetch(target.url + pathname + search, { method, headers, body });
+        const text = await answer.text();
+        if (pathname.startsWith("/sync/")) {
+          this.requests.push(`${method} ${pathname}`);
+          this.bytes += text.length;
+        }
+        return new Response(text, { status: answer.status });
+      },
+    });
+  }
+
+  get url(): string {
+    return `http://127.0.0.1:${this.#server.port}`;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#server.stop(true);
+  }
+}
+
+test(
+  `planted differences in ${ROWS} rows: found exactly, at the cost of few rows, and repaired`,
+  async () => {
+    await using fleet = new Fleet();
+    const [a, b] = await twins(fleet, itemsScript(ROWS));
+    await using front = new Front(b);
+
+    const beganMs = performance.now();
+    const equal = await verify([a, front]);
+    const tookMs = performance.now() - beganMs;
+    console.log(`${ROWS} rows on two nodes compared in ${Math.round(tookMs)} ms`);
+    expect([equal.code, equal.report.equal, equal.table!.rows]).toEqual([0, true, [ROWS, ROWS]]);
+    // One hash a table, and nothing else, where all is equal.
+    expect(new Set(front.requests)).toEqual(new Set(["GET /sync/digest"]));
+    expect(front.bytes).toBeLessThan(1_000 * front.requests.length);
+
+    async function expectFound(ids: readonly string[]) {
+      const found = await verify([a, b]);
+      expect([found.code, found.report.equal, found.report.in_flight]).toEqual([1, false, []]);
+      expect(found.table!.differing.map(({ id }) => id).sort()).toEqual([...ids].sort());
+      for (const read of found.table!.rows_read) expect(read).toBeLessThan(ROWS / 20);
+      return found.table!;
+    }
+    const idOf = (i: number) =>
+      a.sql<{ id: string }>("SELECT id FROM items WHERE rowid = ?", i)[0]!.id;
+    const where = (i: number) => `WHERE id = '${idOf(i)}'`;
+
+    // One row, newer on b.
+    const one = idOf(77);
+    plant(b, `UPDATE items SET value = -1, updated_at = updated_at + 5 ${where(77)}`);
+    const [first] = (await expectFound([one])).differing;
+    expect(first!.versions).toEqual([1_700_000_000_077, 1_700_000_000_082]);
+    expect((await verify([a, b], "--repair")).code).toBe(0);
+    expect((await a.item(one))?.value).toBe(-1);
+
+    // A deleted row of which nobody remembers that it was deleted; one that is remembered.
+    const [lost, gone] = [idOf(500), idOf(501)];
+    plant(b, `DELETE FROM items ${where(500)}`, `DELETE FROM items ${where(501)}`);
+    plant(
+      b,
+      `INSERT INTO _hooksync_tombstones VALUES('items', '${gone}', 1700000000501, 1700000000501)`,
+    );
+    const deleted = await expectFound([lost, gone]);
+    expect(deleted.differing.find(({ id }) => id === gone)!.states).toEqual(["row", "deleted"]);
+    expect(deleted.differing.find(({ id }) => id === lost)!.states).toEqual(["row", "nothing"]);
+    expect((await verify([a, b], "--repair")).code).toBe(0);
+    expect([(await b.item(lost))?.value, await a.item(gone)]).toEqual([500, undefined]);
+
+    // The same version and another type: each node's own rules decide, alike.
+    const [real, text] = [idOf(900), idOf(901)];
+    plant(
+      b,
+      `UPDATE items SET value = 900.0 ${where(900)}`,
+      `UPDATE items SET value = '\\x00ff' ${where(901)}`,
+    );
+    plant(a, `UPDATE items SET value = x'00ff' ${where(901)}`);
+    const tied = await expectFound([real, text]);
+    const columnsOf = (id: string) => tied.differing.find((key) => key.id === id)!.columns;
+    expect(columnsOf(real)).toEqual([{ column: "value", values: ["900", "900.0"] }]);
+    expect(columnsOf(text)).toEqual([{ column: "value", values: ['"\\x00ff"', '"\\\\x00ff"'] }]);
+    expect((await verify([a, b], "--repair")).code).toBe(0);
+    const types = "SELECT typeof(value) AS type FROM items WHERE id IN (?, ?) ORDER BY type";
+    for (const node of [a, b])
+      expect(node.sql(types, real, text)).toEqual([{ type: "blob" }, { type: "real" }]);
+
+    // A thousand, all over the table, newer on one side or the other.
+    const step = Math.floor(ROWS / 1_000);
+    const many = Array.from({ length: 1_000 }, (_, at) => 1_000 + at * (step - 2));
+    const list = (odd: number) => many.filter((_, at) => at % 2 === odd).join(",");
+    const ids = a
+      .sql<{ id: string }>(`SELECT id FROM items WHERE rowid IN (${many.join(",")})`)
+      .map(({ id }) => id);
+    for (const [odd, node] of [a, b].entries()) {
+      const inList = `WHERE id IN (SELECT id FROM items WHERE rowid IN (${list(odd)}))`;
+      plant(node, `UPDATE items SET name = 'changed', updated_at = updated_at + 1 ${inList}`);
+    }
+    await expectFound(ids);
+    const repaired = await verify([a, b], "--repair");
+    expect([repaired.code, repaired.table!.differing.every((key) => key.repaired)]).toEqual([
+      0,
+      true,
+    ]);
+    expect((await verify([a, b])).code).toBe(0);
+    const changed = "SELECT count(*) AS n FROM items WHERE name = 'changed'";
+    for (const node of [a, b]) expect(node.sql(changed)).toEqual([{ n: 1_000 }]);
+  },
+  TEST_MS_MAX,
+);
+
+test("three nodes, tables and columns that not all have, and what a person reads", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, itemsScript(300));
+  const c = fleet.declare("ours", "c", { flags: FLAGS });
+  c.write(
+    `${ITEMS.replace("value", "VALUE, extra")}; CREATE TABLE notes(id TEXT PRIMARY KEY, updated_at INTEGER)`,
+  );
+  await c.start();
+  const rows = a.sql<{ id: string; name: string; value: number; updated_at: number }>(
+    "SELECT id, name, value, updated_at FROM items ORDER BY rowid",
+  );
+  for (const { id, name, value, updated_at } of rows) {
+    if (value === 9) continue;
+    plant(
+      c,
+      `INSERT INTO items(id, name, value, updated_at, extra) VALUES('${id}', '${name}', ${value}, ${updated_at}, 7)`,
+    );
+  }
+  const { code, out } = await run(["verify", a.url, b.url, c.url], { msMax: 20_000 });
+  const nine = rows[8]!.id;
+  expect(out).toBe(`table  a    b    c
+items  300  300  299  1 differ
+notes  -    -    0    not synced on 2 of 3
+
+items:
+  the column extra is only on c and was not compared
+  "${nine}"  a: version 1700000000009, b: version 1700000000009, c: nothing
+`);
+  expect(code).toBe(1);
+
+  const repair = await verify([a, b, c], "--repair");
+  expect(repair.code).toBe(1);
+  const items = repair.report.tables.find(({ table }) => table === "items")!;
+  expect(items.differing.map(({ id, repaired }) => [id, repaired])).toEqual([[nine, true]]);
+  expect(c.sql(`SELECT value FROM items WHERE id = '${nine}'`)).toEqual([{ VALUE: 9 }]);
+}, 30_000);
+
+test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, columns of other nodes", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, ITEMS);
+  plant(
+    a,
+    `INSERT INTO items VALUES('int', 'ü \u{1f600} "', 9007199254740993, 5), ('real', NULL, 1e300, 5), ('whole', NULL, 3.0, 5),
+       ('blob', '\\x00', x'00ff', 5), ('broken', CAST(x'61ff62' AS TEXT), CAST(x'ff' AS TEXT), 5), ('inf', '', 9e999, 5),
+       ('nul', CAST(x'6100' AS TEXT), NULL, 5), ('id with & % ''? ü', 'x', 1, 5)`,
+    `INSERT INTO _hooksync_columns VALUES('items', 'int', 'future', 3, '{"v":"kept"}')`,
+  );
+  expect((await verify([a, b], "--repair")).code).toBe(0);
+  expect(b.content()).toEqual(a.content());
+  expect(b.sql("SELECT col, version, value FROM _hooksync_columns")).toEqual([
+    { col: "future", version: 3, value: '{"v":"kept"}' },
+  ]);
+}, 20_000);
+
+test("what cannot be repaired stays different, and is said so", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, ITEMS);
+  plant(
+    a,
+    "INSERT INTO items VALUES('ahead', 'x', 1, 9000000000000), ('', 'x', 1, 5), ('fine', 'x', 1, 5)",
+  );
+  const { code, table } = await verify([a, b], "--repair");
+  expect(code).toBe(1);
+  expect(table!.differing.map(({ id, repaired }) => [id, repaired])).toEqual([
+    ["", false],
+    ["ahead", false],
+    ["fine", true],
+  ]);
+}, 20_000);
+
+test("changes in flight are waited for; when they do not arrive, nothing is claimed", async () => {
+  await using fleet = new Fleet();
+  const b = fleet.declare("ours", "b", { flags: ["--verify-every", "0"] });
+  await b.start();
+  await using front = new Front(b);
+  const a = fleet.declare("ours", "a", { flags: FLAGS });
+  a.peers = [front.url];
+  await a.start();
+  await a.create("first", 1);
+  await settled([a, b]);
+
+  front.isSyncHeld = true;
+  await a.create("second", 2);
+  const held = await verify([a, front], "--wait", "1");
+  expect([held.code, held.report.equal]).toEqual([2, false]);
+  expect(held.report.in_flight).toEqual([`a has 1 changes for ${front.url}`]);
+
+  const waiting = verify([a, front], "--wait", "20");
+  await until("verify asks for digests", () => front.requests.length > 0);
+  front.isSyncHeld = false;
+  const { code, report } = await waiting;
+  expect([code, report.equal, report.in_flight]).toEqual([0, true, []]);
+}, 40_000);
+
+test("nodes that write all the time are found equal", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await Promise.all(
+    ["a", "b"].map((id) => fleet.declare("ours", id, { flags: FLAGS })),
+  );
+  a!.peers = [b!.url];
+  b!.peers = [a!.url];
+  await Promise.all([a!.start(), b!.start()]);
+  const ids = await Promise.all(Array.from({ length: 50 }, (_, at) => a!.create("row", at)));
+  await settled([a!, b!]);
+  let isOver = false;
+  async function write(node: Member, first: number) {
+    for (let at = first; !isOver; at++) {
+      await node.create("new", at);
+      await node.update(ids[at % ids.length]!, `by ${node.id}`, at);
+    }
+  }
+  const writers = [write(a!, 0), write(b!, 25)];
+  const codes: number[] = [];
+  for (let round = 0; round < 4; round++) codes.push((await verify([a!, b!])).code);
+  isOver = true;
+  await Promise.all(writers);
+  // 2 only where some row changed at every look; 1 would be a lie.
+  expect(codes.filter((code) => code !== 0 && code !== 2)).toEqual([]);
+  expect((await verify([a!, b!])).code).toBe(0);
+}, 40_000);
+
+test("what cannot be compared: exit 2, and why", async () => {
+  await using fleet = new Fleet();
+  const a = await fleet.node("ours", [], { flags: ["--verify-every", "0"] });
+  const recorder = fleet.recorder();
+  const nobody = "http://127.0.0.1:1";
+  const down = await run(["verify", a.url, nobody]);
+  expect([down.code, down.out]).toEqual([2, ""]);
+  expect(down.err).toStartWith(`hook-sync: could not compare: ${nobody}: `);
+  const foreign = await run(["verify", a.url, recorder.url]);
+  expect([foreign.code, foreign.err]).toEqual([
+    2,
+    `hook-sync: could not compare: ${recorder.url}: not found\n`,
+  ]);
+});
+
+test.each([
+  [[], "expected two nodes or more"],
+  [["http://a:1"], "expected two nodes or more"],
+  [["http://a:1", "http://a:1/"], "expected two nodes or more"],
+  [["http://a:1", "b"], "URL"],
+  [["http://a:1", "http://b:1", "--wait", "x"], "whole number of seconds"],
+  [["http://a:1", "http://b:1", "--repai"], "did you mean --repair?"],
+])("a wrong command line %j: exit 2, before anything is asked", async (argv, reason) => {
+  const { code, err } = await run(["verify", ...argv]);
+  expect(code).toBe(2);
+  expect(err).toContain(reason);
+  expect(err).toEndWith("Try: hook-sync help verify\n");
+});
