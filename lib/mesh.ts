@@ -39,8 +39,8 @@ export interface MeshOptions {
   readonly itemCount: () => number;
   readonly reportError: (error: unknown, what: string) => void;
   readonly remoteAddress: (request: Request) => string | undefined;
-  /** A peer was removed: what only it had sent on is nobody's to send. */
-  readonly onRemoved: () => void;
+  /** Something may be nobody's to send: a peer was removed, or went on from where a copy of a file was. */
+  readonly onDoubt: () => void;
 }
 
 /** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
@@ -216,6 +216,7 @@ export class Mesh implements Membership {
     const { store, clock } = this.#options;
     const isFirst = !this.#peerHealth.has(health.url);
     this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
+    if (await this.#removeSelf(health)) return;
     this.#warnOfTwins(health);
     const before = store.peers.rows().find((peer) => peer.url === health.url);
     await store.learnPeer(health);
@@ -224,13 +225,25 @@ export class Mesh implements Membership {
     if (before.fillWanted !== null) {
       const last = identity?.last?.batchId ?? 0;
       // It was a peer before, or started from a copy of a file of this mesh.
-      const knowsUs = last > 0 && last >= store.prunedThrough && before.fillWanted === "it is new";
-      if (knowsUs) await store.needNoFill(health.url);
-      else await this.#fill(health.url, before.fillWanted);
+      const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
+      const hasAll = isOriginal || (last > 0 && last >= store.prunedThrough);
+      const knowsUs = hasAll && before.fillWanted === "it is new";
+      if (knowsUs) {
+        await store.needNoFill(health.url);
+        this.#options.onDoubt();
+      } else await this.#fill(health.url, before.fillWanted);
     } else if (identity && before.dbId !== null && before.dbId !== identity.db) {
       await this.#fill(health.url, "its file is another one than before");
     }
     if (isFirst && !identity) this.#adviseEmpty(health);
+  }
+
+  /** A file that is a copy of a peer's may name this node among its peers. */
+  async #removeSelf({ url, identity }: PeerHealth): Promise<boolean> {
+    const { store, config, log } = this.#options;
+    if (identity?.db !== store.dbId || config.peers.includes(url)) return false;
+    log.info("a peer that the file names is this very node; it is removed", { peer: url });
+    return this.remove(url);
   }
 
   #warnOfTwins(health: PeerHealth): void {
@@ -255,9 +268,10 @@ export class Mesh implements Membership {
     );
   }
 
-  /** A peer that has no /health to read, or is of another make, shows by any answer that it is there. */
+  /** A peer of another make shows by any answer that it is there; ours say in /health what they need. */
   async #onStatus(peer: PeerStatus): Promise<void> {
-    if (peer.lastContactMs === undefined || peer.make === "ours") return;
+    const isThere = peer.make === "foreign" || hasAnswered(peer);
+    if (!isThere) return;
     const row = this.#options.store.peers.rows().find(({ url }) => url === peer.url);
     if (row?.fillWanted == null) return;
     await this.#fill(peer.url, row.fillWanted);
@@ -397,7 +411,7 @@ export class Mesh implements Membership {
       removed: isConfigured ? [...kept.removed, url] : kept.removed,
     });
     this.#peerHealth.delete(url);
-    this.#options.onRemoved();
+    this.#options.onDoubt();
     return true;
   }
 
@@ -476,6 +490,12 @@ export class Mesh implements Membership {
     this.#warnings.delete("join");
     log.info("joined the mesh", { through, members: members.length });
   }
+}
+
+/** Something that has no /health of a node. A proxy whose node is away, or a node that starts, fails. */
+function hasAnswered({ make, state, lastContactMs, lastError }: PeerStatus): boolean {
+  const isFine = state === "idle" && lastError === undefined;
+  return make === undefined && isFine && lastContactMs !== undefined;
 }
 
 function normalise(url: string): string | undefined {

@@ -163,7 +163,7 @@ class Node implements RunningNode {
       itemCount: () => this.#counter!.count(store.survey.synced.values()),
       reportError: (error, what) => this.#reportError(error, { method: "", path: what }),
       remoteAddress: (request) => this.#server?.requestIP(request)?.address,
-      onRemoved: () => this.#verifier?.soon(),
+      onDoubt: () => this.#verifier?.soon(),
     });
     this.#mesh = mesh;
     removeLeftCopies(path);

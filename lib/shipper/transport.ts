@@ -265,7 +265,9 @@ export class FetchTransport implements Transport {
     // A node of ours that is not healthy says so with another status and the same members.
     const health = parseHealth(peer, raw.text, reply.identity);
     if (health !== undefined) return { kind: "health", health, reply };
-    return { kind: "no-health", reason: `${raw.status}${quoted(raw)}`, reply };
+    const reason = `${raw.status}${quoted(raw)}`;
+    // A node that is starting, or a proxy whose node is away: who is there is not known yet.
+    return raw.status >= 500 ? { kind: "failed", reason } : { kind: "no-health", reason, reply };
   }
 
   async #exchange(

@@ -124,6 +124,7 @@ export class Digest {
 class Grouping {
   readonly #range: KeyRange;
   readonly #seed: bigint;
+  readonly #groupsMax: number;
   #groups: Group[] = [];
   #bits = GROUP_BITS;
   #pending: Uint8Array = new Uint8Array(64 * 1024);
@@ -133,9 +134,10 @@ class Grouping {
   #openRows = 0;
   #openHash = 0n;
 
-  constructor(range: KeyRange, seed: bigint) {
+  constructor(range: KeyRange, seed: bigint, groupsMax: number) {
     this.#range = range;
     this.#seed = seed;
+    this.#groupsMax = groupsMax;
   }
 
   add(row: Uint8Array): void {
@@ -149,7 +151,7 @@ class Grouping {
     this.#close();
     if (bits < this.#bits) return;
     this.#push(to, bits);
-    if (this.#groups.length > GROUPS_MAX) {
+    if (this.#groups.length > this.#groupsMax) {
       this.#bits++;
       this.#groups = joinGroups(this.#groups, this.#bits);
       // The last one may have ended at a cut that is none any more.
@@ -304,8 +306,9 @@ export async function digestRange(
   table: DigestTable,
   range: KeyRange = WHOLE,
   pace: Pace = () => undefined,
+  groupsMax = GROUPS_MAX,
 ): Promise<Digest> {
-  const grouping = new Grouping(range, seedOf(table));
+  const grouping = new Grouping(range, seedOf(table), groupsMax);
   const statement = db.prepare<RowOf, Uint8Array[]>(
     `SELECT CAST(${rowArraySql(table)} AS BLOB) AS row FROM ${quoteName(table.name)} AS t ${rangeSql(table, range)}`,
   );

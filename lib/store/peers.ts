@@ -14,6 +14,8 @@ export interface PeerRow {
   readonly dbId: string | null;
   /** Why it must be filled once it answers, or null. */
   readonly fillWanted: string | null;
+  /** It is being filled just now: what left the log comes with that. */
+  readonly isFilling: boolean;
 }
 
 interface StateRow {
@@ -81,10 +83,13 @@ export class Peers {
 
   rows(): PeerRow[] {
     return this.#db
-      .query<PeerRow, []>(
-        "SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make, db_id AS dbId, fill_wanted AS fillWanted FROM _peer_state",
+      .query<Omit<PeerRow, "isFilling"> & { isFilling: number }, []>(
+        `SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make, db_id AS dbId,
+           fill_wanted AS fillWanted, fill IS NOT NULL AS isFilling
+         FROM _peer_state`,
       )
-      .all();
+      .all()
+      .map((row) => ({ ...row, isFilling: row.isFilling === 1 }));
   }
 
   /** Remembers that this peer must be filled, or with null that it need not. */

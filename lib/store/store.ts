@@ -229,7 +229,25 @@ export class Store {
     const dbId = random.hex(16);
     setSetting(this.db, "db_id", dbId);
     setSetting(this.db, "node_id", nodeId);
+    if (typeof known === "string") this.#markOriginal(known);
     return dbId;
+  }
+
+  /**
+   * A copy has all that its original had logged: that one need send only what is newer. What peers
+   * acknowledged to the original they never acknowledged to this file.
+   */
+  #markOriginal(dbId: string): void {
+    this.db.run("UPDATE _peer_state SET prev = 0");
+    const batchId = Number(setting(this.db, "settled_through") ?? 0);
+    const hash = new ChangeLog(this.db).hashOf(batchId) ?? "0";
+    new Peers(this.db).setMark(dbId, { batchId, hash });
+    setSetting(this.db, "copy_of", dbId);
+  }
+
+  /** Whether this file began as a copy of that one, which so has all that was in it. */
+  isCopyOf(dbId: string): boolean {
+    return setting(this.db, "copy_of") === dbId;
   }
 
   /** Triggers, the pending changes of whoever used the file before, and rows revived by them. */
@@ -451,10 +469,12 @@ export class Store {
       // What left the log, or was never in it, a new peer can only get as a copy.
       if (this.hasContent)
         for (const url of configured.added) this.peers.wantFill(url, "it is new");
-      const prunedThrough = Number(setting(this.db, "pruned_through") ?? 0);
-      for (const { url, watermark } of configured.starts) {
-        const isCut = watermark < prunedThrough && !configured.added.includes(url);
-        if (isCut) this.peers.wantFill(url, "the log was cut behind it");
+      const { prunedThrough } = this;
+      for (const { url, lastAcked, fillWanted, isFilling } of this.peers.rows()) {
+        const isCut = lastAcked < prunedThrough && !configured.added.includes(url);
+        // One that is new, and was not reached yet, may turn out to know us.
+        if (isCut && fillWanted === null && !isFilling)
+          this.peers.wantFill(url, "the log was cut behind it");
       }
       // A peer that is gone no longer holds the log.
       this.peers.prune();
@@ -519,7 +539,11 @@ export class Store {
 
   /** A new peer turned out to know us: it goes on from there. */
   async needNoFill(url: string): Promise<void> {
-    await this.queue.run("apply", () => this.peers.wantFill(url, null));
+    await this.queue.run("apply", () => {
+      this.peers.wantFill(url, null);
+      // What left the log it has.
+      this.peers.move(url, this.prunedThrough, undefined);
+    });
   }
 
   get prunedThrough(): number {

@@ -39,7 +39,7 @@ export class LogFile {
     this.db.run("PRAGMA busy_timeout = 5000");
     this.db.run(
       `CREATE TABLE _changes(change_id INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT, table_name TEXT,
-         row_id TEXT, row_data TEXT, was)`,
+         row_id TEXT, row_data TEXT, was, only_for TEXT)`,
     );
   }
 

@@ -394,6 +394,9 @@ describe("over real sockets", () => {
     expect(sick).toMatchObject({ kind: "health", health: { nodeId: "sick", url: peer.url } });
     peer.health = () => new Response("404 page not found\n", { status: 404 });
     expect(await over.readHealth(peer.url, stop.signal)).toMatchObject({ kind: "no-health" });
+    // A proxy whose node is away, or one that starts: nobody can tell yet who is there.
+    peer.health = () => new Response("bad gateway", { status: 502 });
+    expect(await over.readHealth(peer.url, stop.signal)).toMatchObject({ kind: "failed" });
     await peer.down();
     expect(await over.readHealth(peer.url, stop.signal)).toMatchObject({ kind: "failed" });
   });
