@@ -190,5 +190,5 @@ class WorkerShipper implements ShipperHandle {
 
 /** Bun puts the lines of source around the place before the message. */
 function firstLine(text: string): string {
-  return /^(?:\w*error|Error): .*$/m.exec(text)?.[0] ?? text.split("\n", 1)[0] ?? text;
+  return /^\w*[Ee]rror: .*$/m.exec(text)?.[0] ?? text.split("\n", 1)[0] ?? text;
 }
