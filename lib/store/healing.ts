@@ -7,7 +7,8 @@
  * Invariants:
  *   H1  at most one announcement per row per second; one held back goes out when the second is over.
  *   H2  one schedule per row: again after 1 minute, 10 minutes, 1 hour, then daily, until every foreign
- *       peer has had nothing left to send since.
+ *       peer has had nothing left to send since, and once after that: a message that a peer had waiting
+ *       for another may have undone every answer so far.
  */
 import type { Database, Statement } from "bun:sqlite";
 import type { ChangeLog } from "./change-log.ts";
@@ -32,6 +33,8 @@ export interface HealingOptions {
 
 const ANNOUNCE_PAUSE_MS = 1_000;
 const DAY_MS = 24 * 3_600_000;
+/** Of a row whose next announcement is the last. */
+const LAST_STEP = 1_000;
 const REPEAT_PAUSES_MS = [60_000, 600_000, 3_600_000, DAY_MS];
 /** Per round, so that repeats never hold the lock for long. */
 const DUE_ROWS_MAX = 200;
@@ -144,14 +147,19 @@ export class Healing {
         `SELECT tbl, id, step FROM _hooksync_contested WHERE due_at <= ? ORDER BY due_at LIMIT ${DUE_ROWS_MAX}`,
       )
       .all(nowMs);
+    const drop = this.#db.query("DELETE FROM _hooksync_contested WHERE tbl = ? AND id = ?");
     let entries = 0;
     for (const { tbl, id, step } of due) {
       const table = tableOf(tbl);
       if (table === undefined || !this.#emit(table, id)) {
-        this.#db.query("DELETE FROM _hooksync_contested WHERE tbl = ? AND id = ?").run(tbl, id);
+        drop.run(tbl, id);
         continue;
       }
       entries++;
+      if (step >= LAST_STEP) {
+        drop.run(tbl, id);
+        continue;
+      }
       const pause = REPEAT_PAUSES_MS[Math.min(step, REPEAT_PAUSES_MS.length - 1)]!;
       this.#db
         .query(
@@ -172,9 +180,18 @@ export class Healing {
     );
   }
 
-  /** Every foreign peer has shown since `quietMs` that it has nothing left to send: no more repeats. */
-  quietSince(quietMs: number): void {
-    this.#db.query("DELETE FROM _hooksync_contested WHERE since < ? AND step > 0").run(quietMs);
+  /**
+   * Every foreign peer has shown since `quietMs` that it has nothing left to send. Rows contested before
+   * that are announced once more, and then no longer.
+   */
+  quietSince(quietMs: number, nowMs: number): void {
+    // What the foreign peers sent each other last may have undone every answer so far: once more.
+    this.#db
+      .query(
+        `UPDATE _hooksync_contested SET step = ${LAST_STEP}, due_at = min(due_at, ?)
+         WHERE since < ? AND step > 0 AND step < ${LAST_STEP}`,
+      )
+      .run(nowMs + REPEAT_PAUSES_MS[0]!, quietMs);
     this.#db.query("DELETE FROM _hooksync_origins WHERE seen_at < ?").run(quietMs);
   }
 

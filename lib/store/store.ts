@@ -25,7 +25,7 @@ import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
-import { doneOpening, openDatabase, openError, setJournal } from "./open.ts";
+import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -419,13 +419,14 @@ export class Store {
     });
   }
 
-  /** Makes `_peer_state` agree with the configuration; see Peers.configure. */
+  /** The last step of opening: makes `_peer_state` agree with the configuration; see Peers.configure. */
   configurePeers(
     urls: readonly string[],
     normalise: (url: string) => string | undefined,
   ): ReturnType<Peers["configure"]> {
-    this.db.run("BEGIN IMMEDIATE");
+    beOpening(this.db);
     try {
+      this.db.run("BEGIN IMMEDIATE");
       const configured = this.peers.configure(urls, normalise);
       // A peer that is gone no longer holds the log.
       this.peers.prune();
@@ -435,7 +436,9 @@ export class Store {
       return configured;
     } catch (error) {
       if (this.db.inTransaction) this.db.run("ROLLBACK");
-      throw error;
+      throw openError(this.#options.path, error);
+    } finally {
+      doneOpening(this.db);
     }
   }
 
@@ -460,7 +463,8 @@ export class Store {
   }
 
   async endRepeats(quietMs: number): Promise<void> {
-    await this.queue.run("apply", () => this.healing.quietSince(quietMs));
+    await this.queue.run("apply", ({ nowMs }) => this.healing.quietSince(quietMs, nowMs));
+    this.lookAgain();
   }
 
   get hasTombstones(): boolean {
