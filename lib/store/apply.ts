@@ -37,7 +37,7 @@ import {
   type Upsert,
 } from "./read-change.ts";
 import { isRowFault, parkCodeOf } from "./row-fault.ts";
-import { type SyncedTable } from "./schema.ts";
+import type { SyncedTable } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { TableWriter } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
@@ -51,6 +51,8 @@ export interface Sender {
   readonly isOurs: boolean;
   /** Per change: through a hub each is an origin of its own. */
   readonly originOf: (index: number) => Origin;
+  /** Changes that a later one of the same batch replaced at the same version (receive.ts). */
+  readonly superseded?: ReadonlySet<number>;
 }
 
 export interface ApplyTally {
@@ -200,6 +202,10 @@ export class Applier {
     tally: ApplyTally,
     guilty: Guilty,
   ): void {
+    if (sender.superseded?.has(index)) {
+      tally.applied++;
+      return;
+    }
     const reason = guilty.get(index);
     const outcome =
       reason === undefined

@@ -74,7 +74,7 @@ export class Receiver {
 
   async #apply(request: SyncRequest): Promise<SyncAnswer> {
     const batch = parse(request.body);
-    const sender = this.#sender(request);
+    const sender = this.#sender(request, batch);
     const guilty: Guilty = new Map();
     let applied = 0;
     let before: Mark | undefined;
@@ -138,13 +138,15 @@ export class Receiver {
     return before;
   }
 
-  #sender(request: SyncRequest): Sender {
+  #sender(request: SyncRequest, batch: ReceivedBatch): Sender {
     const name = request.nodeId ?? request.nodeUrl ?? "a node without a name";
     const isOurs = request.identity !== undefined;
     const isThroughHub = !isOurs && request.nodeUrl !== undefined;
+    const superseded = isOurs || isThroughHub ? undefined : supersededIn(batch);
     const own: Origin = { name: isOurs ? request.identity!.db : `${name}`, isForeign: !isOurs };
     return {
       name,
+      ...(superseded === undefined ? {} : { superseded }),
       isOurs,
       originOf: () =>
         isThroughHub ? { name: `hub ${name} ${this.#hubChanges++}`, isForeign: true } : own,
@@ -159,6 +161,35 @@ function parse(body: Uint8Array): ReceivedBatch {
     if (error instanceof BatchError) throw new RequestError(400, error.message);
     throw error;
   }
+}
+
+/**
+ * Changes of a foreign node's own batch that a later one of the same row replaced without a new stamp:
+ * what their users write twice within a millisecond, or without touching updated_at. Taken one by one
+ * they would tie, and the content, not the order they were made in, would decide. Within one batch the
+ * order is known; across batches it is not, and there the content decides for every node alike.
+ */
+export function supersededIn(batch: ReceivedBatch): ReadonlySet<number> {
+  const superseded = new Set<number>();
+  const lastByRow = new Map<string, { index: number; version: unknown; columns: number }>();
+  for (const [index, { value }] of batch.changes.entries()) {
+    if (!isObject(value)) continue;
+    const row = member(value, "row");
+    const op = member(value, "op");
+    if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
+    const version = member(row, "updated_at");
+    // What will be parked replaces nothing.
+    const isWhole = Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
+    if (!Number.isSafeInteger(version) || !isWhole) continue;
+    const key = JSON.stringify([member(value, "table") ?? null, member(row, "id") ?? null]);
+    const before = lastByRow.get(key);
+    const columns = Object.keys(row).length;
+    if (before && before.version === version && before.columns <= columns) {
+      superseded.add(before.index);
+    }
+    lastByRow.set(key, { index, version, columns });
+  }
+  return superseded;
 }
 
 /**
