@@ -51,6 +51,8 @@ interface Job {
 /** A reader of a large file may hold a lock for seconds; after this the client should decide. */
 const BUSY_MS_MAX = 5_000;
 const BUSY_RETRY_MS = 10;
+/** While stopping: what is left to write can be done after the next start, and a stop has 8 s. */
+const BUSY_STOPPING_MS_MAX = 1_000;
 /** Bounds one transaction, and with it the wait of the last request in it. */
 const GROUP_JOBS_MAX = 512;
 /** Above this many waiting writes new ones are refused (503): a queue without end helps nobody. */
@@ -62,6 +64,7 @@ export class WriteQueue {
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
+  #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
     this.#options = options;
@@ -88,6 +91,11 @@ export class WriteQueue {
       });
       this.#schedule();
     });
+  }
+
+  /** Nobody is answered any more: from now on a locked file is not waited for as long. */
+  hurry(): void {
+    this.#busyMsMax = BUSY_STOPPING_MS_MAX;
   }
 
   /** Refuses further writes; those already waiting are still run. */
@@ -133,7 +141,7 @@ export class WriteQueue {
 
   #refuseOverdue(): void {
     const nowMs = this.#options.clock.monotonicMs();
-    const isOverdue = (job: Job) => nowMs - job.queuedMs >= BUSY_MS_MAX;
+    const isOverdue = (job: Job) => nowMs - job.queuedMs >= this.#busyMsMax;
     for (const job of this.#waiting.filter(isOverdue)) {
       job.reject(busyError("another program holds the write lock of the database"));
     }
