@@ -68,6 +68,8 @@ export interface Move {
 const HUB_RETENTION_FACTOR = 10;
 /** How often the file remembers that it was open. */
 const OPEN_STAMP_MS = 600_000;
+/** No number of entries: then all that a transaction logged is settled. */
+const UNCOUNTED = -1;
 /** Tombstones forgotten per step. */
 const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
@@ -291,10 +293,17 @@ export class Store {
 
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
     const before = this.#settler.settledThrough;
-    this.#settler.finish(nowMs, logged);
+    // Cascades and the application's triggers may log more than a write counted, or less.
+    const isCounted = mode === "apply" || !this.#hasSideEffects();
+    this.#settler.finish(nowMs, isCounted ? logged : UNCOUNTED);
     // What apply puts into the log are announcements, not writes of this node.
     if (mode === "local" && this.#settler.settledThrough !== before)
       this.#wroteLocally(before, nowMs);
+  }
+
+  #hasSideEffects(): boolean {
+    const { foreignKeys, synced } = this.#settler.survey;
+    return foreignKeys || [...synced.values()].some((table) => table.userTriggers.length > 0);
   }
 
   /** What follows from local writes: columns they carried, and where the rows now come from. */
