@@ -45,7 +45,7 @@ async function request(node: NodeProcess, method: string, path: string, body?: u
       if (answer.status < 300 || answer.status === 404) return answer;
       throw new Error(`${answer.status} ${JSON.stringify(answer.body)}`);
     },
-    60_000,
+    RUN_MS_MAX,
   );
 }
 
@@ -130,7 +130,7 @@ async function killAtRandom(nodes: readonly NodeProcess[], isOver: () => boolean
     await node.start();
     kills++;
     // The faults' own rhythm: a node lives a moment between two of them.
-    await Bun.sleep(100 + Math.random() * 300);
+    await Bun.sleep(200 + Math.random() * 400);
   }
   return kills;
 }
