@@ -27,17 +27,19 @@ export interface RunOptions {
   readonly env?: Record<string, string>;
   readonly cwd?: string;
   readonly entry?: string;
+  /** When it is ended at the latest, for a test that takes longer than most. */
+  readonly msMax?: number;
 }
 
 export function start(argv: readonly string[], options: RunOptions = {}): Started {
-  const { env = {}, cwd = ROOT, entry = SERVER } = options;
+  const { env = {}, cwd = ROOT, entry = SERVER, msMax = RUN_MS_MAX } = options;
   const child = Bun.spawn([process.execPath, entry, ...argv], {
     cwd,
     env: { ...cleanEnv(), ...env },
     stdin: "ignore",
     stdout: "pipe",
     stderr: "pipe",
-    timeout: RUN_MS_MAX,
+    timeout: msMax,
     killSignal: "SIGKILL",
   });
   const text = { out: "", err: "" };
