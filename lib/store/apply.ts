@@ -20,6 +20,7 @@ import {
   compareRichness,
   formatValue,
   reduce,
+  sameValue,
   type Value,
 } from "../protocol/values.ts";
 import { judgeTie, judgeTieByColumn } from "../protocol/winner.ts";
@@ -424,8 +425,16 @@ export class Applier {
     const { columnNotes, healing } = this.#options;
     const { table, id, version } = read;
     const content = writer.content(id)!;
-    const cells = writer.afterAffinity(withVersion(read));
     const notes = columnNotes.of(table.key, id);
+    // What is stored stays what it is under its column's affinity. Repeats are the rule where nodes
+    // are killed or replies get lost, and must not cost more than the first time.
+    const whole = withVersion(read);
+    const isRepeat = [...whole].every(([column, value]) => {
+      const stored = content.get(column);
+      return stored !== undefined && sameValue(value, stored);
+    });
+    if (isRepeat && notes.size === 0 && read.unknown.size === 0) return "applied";
+    const cells = writer.afterAffinity(whole);
     const lower = new Map<string, Value>();
     const incoming = new Map<string, Value>();
     for (const [column, value] of cells) {
