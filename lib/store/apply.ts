@@ -628,11 +628,15 @@ export class Applier {
       deadLetters.postpone(parked, read.reason, read.code, nowMs);
       return;
     }
-    const origin: Origin = { name: parked.peer, isForeign: false };
-    const outcome = this.#write(read, change, origin, true, nowMs, tally, () =>
+    // Whose it was is not kept: where a foreign node is about, it may have been a foreign one's.
+    const isOurs = !this.#options.healing.isActive;
+    const origin: Origin = { name: parked.peer, isForeign: !isOurs };
+    const outcome = this.#write(read, change, origin, isOurs, nowMs, tally, () =>
       deadLetters.postpone(parked, "a trigger rolled the transaction back", "trigger", nowMs),
     );
     if (typeof outcome === "string") {
+      // Foreign peers had it when it came, and were told otherwise while it waited here.
+      if (outcome === "applied") this.#options.healing.contest(read.table, read.id, nowMs);
       deadLetters.remove(parked.deadId);
       return;
     }

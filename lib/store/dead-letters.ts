@@ -1,7 +1,7 @@
 /**
  * What could not be applied here, or was refused by a peer, kept with its reason: nothing received or
  * written is ever dropped without a trace. One entry per (direction, peer, table, id, reason); of a
- * received row the newest version stays.
+ * received row the newest version stays, with every change that has it.
  */
 import type { Database, Statement } from "bun:sqlite";
 import { HookSyncError } from "../base/errors.ts";
@@ -52,8 +52,8 @@ export class DeadLetters {
   readonly #db: Database;
   readonly #bytesMax: number;
   readonly #find: Statement<
-    { dead_id: number; version: number | null; size: number },
-    [string, string | null, string | null, string]
+    { dead_id: number; version: number | null; size: number; is_same: number },
+    [string, string, string | null, string | null, string]
   >;
   readonly #insert: Statement;
   readonly #replace: Statement;
@@ -64,8 +64,9 @@ export class DeadLetters {
     this.#db = db;
     this.#bytesMax = bytesMax;
     this.#find = db.prepare(
-      `SELECT dead_id, version, length(change) AS size FROM _dead_letter
-       WHERE direction = 'received' AND peer IS ? AND table_name IS ? AND row_id IS ? AND reason = ?`,
+      `SELECT dead_id, version, length(change) AS size, change = ? AS is_same FROM _dead_letter
+       WHERE direction = 'received' AND peer IS ? AND table_name IS ? AND row_id IS ? AND reason = ?
+       ORDER BY is_same DESC, dead_id`,
     );
     this.#insert = db.prepare(
       `INSERT INTO _dead_letter(op, row_id, row_data, failed_at, retry_count, direction, peer, table_name, reason, code, version, change, parked_at, retry_at)
@@ -101,8 +102,15 @@ export class DeadLetters {
     nowMs: number,
     retryAtMs: number | null,
   ): void {
-    const known = this.#find.get(peer, parking.table, parking.id, parking.reason);
-    this.#bytes += change.length - (known?.size ?? 0);
+    const known = this.#find.all(change, peer, parking.table, parking.id, parking.reason);
+    const isNewer = (than: number | null) => than === null || (parking.version ?? 0) > than;
+    if (known.some(({ version }) => version !== null && (parking.version ?? 0) < version)) return;
+    // Of changes with the same version none may be dropped: an UPDATE and the DELETE after it have it in
+    // common, and so have the two sides of a tie.
+    const replaced = known.filter(
+      ({ version, is_same: isSame }) => isSame === 1 || isNewer(version),
+    );
+    this.#bytes += change.length - replaced.reduce((sum, { size }) => sum + size, 0);
     if (this.#bytes > this.#bytesMax) {
       throw new HookSyncError(
         "disk-full",
@@ -118,7 +126,8 @@ export class DeadLetters {
       nowMs,
       retryAt: retryAtMs,
     };
-    if (known === null) {
+    const [first, ...more] = replaced;
+    if (first === undefined) {
       this.#insert.run({
         ...values,
         id: parking.id,
@@ -126,9 +135,8 @@ export class DeadLetters {
         table: parking.table,
         reason: parking.reason,
       });
-    } else if (known.version === null || (parking.version ?? 0) >= known.version) {
-      this.#replace.run({ ...values, deadId: known.dead_id });
-    }
+    } else this.#replace.run({ ...values, deadId: first.dead_id });
+    for (const { dead_id: deadId } of more) this.#remove.run(deadId);
   }
 
   /** Keeps what lost against another row on a unique key; never tried again. */

@@ -51,9 +51,13 @@ export class Healing {
   readonly #tombstones: Tombstones;
   readonly #find: Statement<ContestedRow, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number, number, number]>;
-  readonly #origin: Statement<{ origin: string; is_foreign: number }, [string, string]>;
-  readonly #setOrigin: Statement<unknown, [string, string, string, number, number]>;
+  readonly #origin: Statement<
+    { origin: string; is_foreign: number; is_mixed: number },
+    [string, string]
+  >;
+  readonly #setOrigin: Statement<unknown, [string, string, string, number, number, number]>;
   #isActive: boolean;
+  #hasHub: boolean;
 
   constructor(options: HealingOptions) {
     this.#db = options.db;
@@ -68,13 +72,15 @@ export class Healing {
          announced_at = excluded.announced_at, due_at = excluded.due_at`,
     );
     this.#origin = this.#db.prepare(
-      "SELECT origin, is_foreign FROM _hooksync_origins WHERE tbl = ? AND id = ?",
+      "SELECT origin, is_foreign, is_mixed FROM _hooksync_origins WHERE tbl = ? AND id = ?",
     );
     this.#setOrigin = this.#db.prepare(
-      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, seen_at) VALUES (?, ?, ?, ?, ?)
-       ON CONFLICT(tbl, id) DO UPDATE SET origin = excluded.origin, is_foreign = excluded.is_foreign, seen_at = excluded.seen_at`,
+      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at) VALUES (?, ?, ?, ?, ?, ?)
+       ON CONFLICT(tbl, id) DO UPDATE SET origin = excluded.origin, is_foreign = excluded.is_foreign,
+         is_mixed = excluded.is_mixed, seen_at = excluded.seen_at`,
     );
     this.#isActive = setting(this.#db, "foreign") !== null;
+    this.#hasHub = setting(this.#db, "hub") !== null;
   }
 
   get isActive(): boolean {
@@ -88,8 +94,26 @@ export class Healing {
     this.#isActive = true;
   }
 
+  /**
+   * A peer is a hub. It forwards in no particular order, so that a delete of ours may overtake the change
+   * before it: every delete made here is contested from now on, and those that went already.
+   */
+  meetHub(nowMs: number): void {
+    if (this.#hasHub) return;
+    setSetting(this.#db, "hub", nowMs);
+    this.#hasHub = true;
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+         SELECT tbl, id, 1, ?1, 0, ?1 + ?2 FROM _hooksync_tombstones WHERE true
+         ON CONFLICT(tbl, id) DO NOTHING`,
+      )
+      .run(nowMs, REPEAT_PAUSES_MS[0]!);
+  }
+
   forget(): void {
     this.#isActive = setting(this.#db, "foreign") !== null;
+    this.#hasHub = setting(this.#db, "hub") !== null;
   }
 
   /** Rule 1: a foreign change lost against the row that stands here. Returns entries made. */
@@ -121,13 +145,26 @@ export class Healing {
     return this.#announce(writer.table, id, nowMs);
   }
 
-  /** Rule 3: keeps where the last change of a row came from, and contests what came from two places. */
+  /**
+   * Rule 3: keeps where the last change of a row came from, and contests what came from two places. A
+   * delete is contested when any two changes since the last quiet came from different places: the one
+   * of them that a foreign peer gets last may be from before the delete.
+   */
   note(table: SyncedTable, id: string, origin: Origin, isDelete: boolean, nowMs: number): void {
     if (!this.#isActive) return;
     const before = this.#origin.get(table.key, id);
-    this.#setOrigin.run(table.key, id, origin.name, origin.isForeign ? 1 : 0, nowMs);
-    if (before === null || before.origin === origin.name) return;
-    if (!isDelete && before.is_foreign === 0 && !origin.isForeign) return;
+    const isOfTwo = before !== null && before.origin !== origin.name;
+    const isMixed = isOfTwo || before?.is_mixed === 1;
+    const isForeign = origin.isForeign ? 1 : 0;
+    this.#setOrigin.run(table.key, id, origin.name, isForeign, isMixed ? 1 : 0, nowMs);
+    const isOvertaken = isDelete && this.#hasHub && origin.name === LOCAL_ORIGIN.name;
+    const isOfForeign = isOfTwo && (before.is_foreign === 1 || origin.isForeign);
+    if (isOvertaken || (isDelete ? isMixed : isOfForeign)) this.contest(table, id, nowMs);
+  }
+
+  /** Foreign peers may hold something else of this row: it is announced again by and by. */
+  contest(table: SyncedTable, id: string, nowMs: number): void {
+    if (!this.#isActive) return;
     const known = this.#find.get(table.key, id);
     const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
     this.#put.run(

@@ -71,7 +71,8 @@ const MIGRATIONS: readonly string[] = [
     tbl TEXT, id TEXT, col TEXT, version INTEGER, value TEXT, PRIMARY KEY(tbl, id, col)) WITHOUT ROWID;
   CREATE TABLE _hooksync_marks(db TEXT PRIMARY KEY, batch_id INTEGER, hash TEXT) WITHOUT ROWID;
   CREATE TABLE _hooksync_origins(
-    tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, seen_at INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+    tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, is_mixed INTEGER, seen_at INTEGER,
+    PRIMARY KEY(tbl, id)) WITHOUT ROWID;
   CREATE TABLE _hooksync_contested(
     tbl TEXT, id TEXT, step INTEGER, since INTEGER, announced_at INTEGER, due_at INTEGER,
     PRIMARY KEY(tbl, id)) WITHOUT ROWID;

@@ -225,7 +225,9 @@ export class Store {
         "INSERT INTO _hooksync(key, value) VALUES ('settled_through', 0) ON CONFLICT(key) DO NOTHING",
       );
       this.#adoptBadEntries(nowMs);
+      const before = this.#settler.settledThrough;
       this.#settler.settle(nowMs);
+      if (this.#settler.settledThrough !== before) this.#wroteLocally(before, nowMs);
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
       liftRevived(db, this.survey.synced.values(), this.log, this.#tombstones, nowMs);
       db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
@@ -468,6 +470,7 @@ export class Store {
     await this.queue.run("apply", (transaction) => {
       this.peers.learn(health);
       if (!health.identity) this.healing.activate(transaction.nowMs);
+      if (health.hub) this.healing.meetHub(transaction.nowMs);
     });
   }
 
