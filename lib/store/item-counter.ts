@@ -8,6 +8,8 @@ import type { Clock } from "../base/clock.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
 
+/** So few are counted quickly; if it took long, the machine was busy, not the table large. */
+const ROWS_QUICK_MAX = 200_000;
 /** A count that takes no longer is made on every call. */
 const QUICK_MS_MAX = 4;
 /** Counting may take this share of the time at most: one part in … */
