@@ -92,6 +92,15 @@ export class Healing {
     if (this.#isActive) return;
     setSetting(this.#db, "foreign", nowMs);
     this.#isActive = true;
+    // What is still on its way may be overtaken like anything written from now on.
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at)
+         SELECT DISTINCT lower(table_name), row_id, ?, 0, 0, ? FROM _changes
+         WHERE table_name IS NOT NULL AND row_id IS NOT NULL
+         ON CONFLICT(tbl, id) DO NOTHING`,
+      )
+      .run(LOCAL_ORIGIN.name, nowMs);
   }
 
   /**

@@ -63,3 +63,13 @@ test("what was deleted before it was known that a peer is a hub is announced, to
   healing.meetHub(NOW_MS);
   expect(announcements()).toBe(1);
 });
+
+test("what was on its way before a foreign node was heard of counts as made here", () => {
+  file.db.run("DELETE FROM _hooksync WHERE key = 'foreign'");
+  file.db.run("INSERT INTO items(id, updated_at) VALUES ('a', 5)");
+  healing = openHealing();
+  healing.activate(NOW_MS);
+  file.db.run("DELETE FROM _changes");
+  deleteAfter(FOREIGN);
+  expect(announcements()).toBe(1);
+});
