@@ -1,5 +1,5 @@
 /**
- * Takes one POST /sync from its bytes to its answer: parse, apply in slices, mark, acknowledge.
+ * Takes one POST /sync from its bytes to its answer: parse, apply in parts, mark, acknowledge.
  *
  * A batch takes several transactions, so that a local write waits at most a few milliseconds; the ack
  * and the sender's mark come with the last. A batch that is cut short is sent again and harmless (A3).
@@ -35,8 +35,8 @@ export interface SyncAnswer {
   readonly identity: Identity;
 }
 
-/** Applied in one go: 2 to 5 ms when measured. */
-const SLICE_CHANGES = 2_000;
+/** Between two looks at whether the transaction has become long; about a millisecond. */
+const SLICE_CHANGES = 500;
 /** Bodies held at once; above it a sender is asked to come back, instead of filling the memory. */
 const BODIES_BYTES_MAX = 256 * 1024 * 1024;
 const BODIES_MAX = 64;
@@ -81,30 +81,33 @@ export class Receiver {
     let at = 0;
     do {
       const from = at;
-      const to = Math.min(from + SLICE_CHANGES, batch.changes.length);
-      const isLast = to === batch.changes.length;
-      const slice = await this.#run(guilty, (transaction) => {
+      const part = await this.#run(guilty, (transaction) => {
         const tally: ApplyTally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
         if (!sender.isOurs) this.#store.healing.activate(transaction.nowMs);
-        this.#store.applier.apply(
-          batch.changes,
-          from,
-          to,
-          sender,
-          transaction.nowMs,
-          tally,
-          guilty,
-        );
-        if (isLast) {
+        let to = from;
+        do {
+          const start = to;
+          to = Math.min(start + SLICE_CHANGES, batch.changes.length);
+          this.#store.applier.apply(
+            batch.changes,
+            start,
+            to,
+            sender,
+            transaction.nowMs,
+            tally,
+            guilty,
+          );
+        } while (to < batch.changes.length && !transaction.isLong());
+        if (to === batch.changes.length) {
           this.#store.applier.retryParked(transaction.nowMs, tally);
           before = this.#mark(request, batch);
         }
         transaction.logged(tally.logged);
-        return tally;
+        return { tally, to };
       });
-      applied += slice.applied;
-      if (slice.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
-      at = to;
+      applied += part.tally.applied;
+      if (part.tally.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
+      at = part.to;
     } while (at < batch.changes.length);
     this.#heard(request.identity);
     return {

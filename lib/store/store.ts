@@ -75,6 +75,9 @@ const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
 const WAITING_PAUSE_MS = 5_000;
 
+/** How long acknowledgements wait for a write to join. /health shows them as pending meanwhile. */
+const MOVES_PATIENCE_MS = 40;
+
 export class Store {
   readonly db: Database;
   readonly queue: WriteQueue;
@@ -95,6 +98,8 @@ export class Store {
   #dueMs: number | undefined = 0;
   #stampedMs = 0;
   #hasNewColumns = true;
+  /** Every peer has acknowledged more than was deleted so far. */
+  #isPruneLeft = false;
 
   /** Whether the file can be used at all, and by which tables; nothing is written. */
   static inspect(path: string, asked: AskedTables): void {
@@ -369,6 +374,7 @@ export class Store {
         transaction.logged(this.#announcer.runSlice(this.survey.synced, transaction.nowMs));
       });
     }
+    await this.#pruneOn();
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
@@ -440,7 +446,7 @@ export class Store {
       this.db.run("BEGIN IMMEDIATE");
       const configured = this.peers.configure(urls, normalise);
       // A peer that is gone no longer holds the log.
-      this.peers.prune();
+      this.#prune();
       if (this.peers.rows().some((peer) => peer.make === "foreign"))
         this.healing.activate(this.#options.clock.nowMs());
       this.db.run("COMMIT");
@@ -453,16 +459,34 @@ export class Store {
     }
   }
 
-  /** What peers acknowledged or refused: watermarks, dead letters and pruning in one transaction. */
+  /**
+   * What peers acknowledged or refused: watermarks, dead letters and pruning. They join the transaction
+   * of the next write, if there is one soon: nothing waits for them, and a commit is not free.
+   */
   async recordMoves(moves: readonly Move[]): Promise<void> {
-    await this.queue.run("apply", (transaction) => {
-      for (const { peer, through, ackedBatchId, refusal } of moves) {
-        if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
-        this.peers.move(peer, through, ackedBatchId);
-      }
-      const pruned = this.peers.prune();
-      if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
-    });
+    await this.queue.run(
+      "apply",
+      (transaction) => {
+        for (const { peer, through, ackedBatchId, refusal } of moves) {
+          if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
+          this.peers.move(peer, through, ackedBatchId);
+        }
+        this.#prune();
+      },
+      MOVES_PATIENCE_MS,
+    );
+    await this.#pruneOn();
+  }
+
+  /** Inside a transaction. */
+  #prune(): void {
+    const { through, moreRemains } = this.peers.prune();
+    if (through > 0) setSetting(this.db, "pruned_through", through);
+    this.#isPruneLeft = moreRemains;
+  }
+
+  async #pruneOn(): Promise<void> {
+    while (this.#isPruneLeft) await this.queue.run("apply", () => this.#prune());
   }
 
   /** A foreign peer turns healing on. */
