@@ -94,6 +94,8 @@ class WorkerShipper implements ShipperHandle {
   }
 
   settled(through: number, rewritten = false): void {
+    // Most commits of a node that receives log nothing, and the worker would be woken by each.
+    if (through <= this.#settledThrough && !rewritten) return;
     this.#settledThrough = Math.max(this.#settledThrough, through);
     this.#send(rewritten ? { kind: "settled", through, rewritten } : { kind: "settled", through });
   }
