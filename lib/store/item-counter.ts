@@ -40,7 +40,12 @@ export class ItemCounter {
   #countOf(table: SyncedTable): number {
     const startMs = this.#clock.monotonicMs();
     const known = this.#counts.get(table.key);
-    if (known && known.tookMs > QUICK_MS_MAX && startMs - known.atMs < known.tookMs * PAUSE_FACTOR)
+    if (
+      known &&
+      known.rows > ROWS_QUICK_MAX &&
+      known.tookMs > QUICK_MS_MAX &&
+      startMs - known.atMs < known.tookMs * PAUSE_FACTOR
+    )
       return known.rows;
     const { rows } = this.#db
       .query<{ rows: number }, []>(`SELECT count(*) AS rows FROM ${quoteName(table.name)}`)
