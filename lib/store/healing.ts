@@ -39,6 +39,11 @@ const REPEAT_PAUSES_MS = [60_000, 600_000, 3_600_000, DAY_MS];
 /** Per round, so that repeats never hold the lock for long. */
 const DUE_ROWS_MAX = 200;
 
+/** What is held back (step 0) stays so and goes out at its time; else the schedule begins again. */
+const CONTEST_AGAIN_SQL = `
+  ON CONFLICT(tbl, id) DO UPDATE SET step = min(step, 1), since = excluded.since,
+    due_at = min(due_at, excluded.due_at)`;
+
 interface ContestedRow {
   readonly step: number;
   readonly announced_at: number;
@@ -51,11 +56,8 @@ export class Healing {
   readonly #tombstones: Tombstones;
   readonly #find: Statement<ContestedRow, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number, number, number]>;
-  readonly #origin: Statement<
-    { origin: string; is_foreign: number; is_mixed: number },
-    [string, string]
-  >;
-  readonly #setOrigin: Statement<unknown, [string, string, string, number, number, number]>;
+  readonly #contest: Statement<unknown, [string, string, number, number, number, number]>;
+  readonly #setOrigins: Statement<unknown, [string, string, number]>;
   #isActive: boolean;
   #hasHub: boolean;
 
@@ -71,13 +73,19 @@ export class Healing {
        ON CONFLICT(tbl, id) DO UPDATE SET step = excluded.step, since = excluded.since,
          announced_at = excluded.announced_at, due_at = excluded.due_at`,
     );
-    this.#origin = this.#db.prepare(
-      "SELECT origin, is_foreign, is_mixed FROM _hooksync_origins WHERE tbl = ? AND id = ?",
+    this.#contest = this.#db.prepare(
+      `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+       SELECT ?1, e.value ->> 0, 1, ?3, 0, ?4
+       FROM json_each(?2) AS e LEFT JOIN _hooksync_origins AS o ON o.tbl = ?1 AND o.id = e.value ->> 0
+       WHERE CASE WHEN ?5 THEN o.origin <> e.value ->> 1 OR o.is_mixed OR (?6 AND e.value ->> 1 = '${LOCAL_ORIGIN.name}')
+             ELSE o.origin <> e.value ->> 1 AND (o.is_foreign OR e.value ->> 2) END
+       ${CONTEST_AGAIN_SQL}`,
     );
-    this.#setOrigin = this.#db.prepare(
-      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at) VALUES (?, ?, ?, ?, ?, ?)
-       ON CONFLICT(tbl, id) DO UPDATE SET origin = excluded.origin, is_foreign = excluded.is_foreign,
-         is_mixed = excluded.is_mixed, seen_at = excluded.seen_at`,
+    this.#setOrigins = this.#db.prepare(
+      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at)
+       SELECT ?1, value ->> 0, value ->> 1, value ->> 2, 0, ?3 FROM json_each(?2) WHERE true
+       ON CONFLICT(tbl, id) DO UPDATE SET is_mixed = is_mixed OR origin <> excluded.origin,
+         origin = excluded.origin, is_foreign = excluded.is_foreign, seen_at = excluded.seen_at`,
     );
     this.#isActive = setting(this.#db, "foreign") !== null;
     this.#hasHub = setting(this.#db, "hub") !== null;
@@ -160,30 +168,33 @@ export class Healing {
    * of them that a foreign peer gets last may be from before the delete.
    */
   note(table: SyncedTable, id: string, origin: Origin, isDelete: boolean, nowMs: number): void {
-    if (!this.#isActive) return;
-    const before = this.#origin.get(table.key, id);
-    const isOfTwo = before !== null && before.origin !== origin.name;
-    const isMixed = isOfTwo || before?.is_mixed === 1;
-    const isForeign = origin.isForeign ? 1 : 0;
-    this.#setOrigin.run(table.key, id, origin.name, isForeign, isMixed ? 1 : 0, nowMs);
-    const isOvertaken = isDelete && this.#hasHub && origin.name === LOCAL_ORIGIN.name;
-    const isOfForeign = isOfTwo && (before.is_foreign === 1 || origin.isForeign);
-    if (isOvertaken || (isDelete ? isMixed : isOfForeign)) this.contest(table, id, nowMs);
+    if (this.#isActive) this.noteMany(table, [id], [origin], isDelete, nowMs);
+  }
+
+  /** The same for many rows; `origins` go with `ids`. */
+  noteMany(
+    table: SyncedTable,
+    ids: readonly string[],
+    origins: readonly Origin[],
+    isDelete: boolean,
+    nowMs: number,
+  ): void {
+    if (!this.#isActive || ids.length === 0) return;
+    const rows = JSON.stringify(ids.map((id, i) => [id, origins[i]!.name, origins[i]!.isForeign]));
+    const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
+    this.#contest.run(table.key, rows, nowMs, dueMs, isDelete ? 1 : 0, this.#hasHub ? 1 : 0);
+    this.#setOrigins.run(table.key, rows, nowMs);
   }
 
   /** Foreign peers may hold something else of this row: it is announced again by and by. */
   contest(table: SyncedTable, id: string, nowMs: number): void {
     if (!this.#isActive) return;
-    const known = this.#find.get(table.key, id);
-    const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
-    this.#put.run(
-      table.key,
-      id,
-      1,
-      nowMs,
-      known?.announced_at ?? 0,
-      known ? Math.min(known.due_at, dueMs) : dueMs,
-    );
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+         VALUES (?, ?, 1, ?, 0, ?) ${CONTEST_AGAIN_SQL}`,
+      )
+      .run(table.key, id, nowMs, nowMs + REPEAT_PAUSES_MS[0]!);
   }
 
   /** Announces what is due; `tableOf` finds a synced table by its key. Returns entries made. */

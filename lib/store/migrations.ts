@@ -49,6 +49,8 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_dead_letter", "retry_count", "INTEGER DEFAULT 0"],
   ["_dead_letter", "direction", "TEXT"],
   ["_dead_letter", "peer", "TEXT"],
+  ["_dead_letter", "origin", "TEXT"],
+  ["_dead_letter", "is_foreign", "INTEGER"],
   ["_dead_letter", "table_name", "TEXT"],
   ["_dead_letter", "reason", "TEXT"],
   ["_dead_letter", "code", "TEXT"],
@@ -79,6 +81,8 @@ const MIGRATIONS: readonly string[] = [
   CREATE INDEX _hooksync_contested_due ON _hooksync_contested(due_at);
   CREATE TABLE _hooksync_left_out(peer TEXT, tbl TEXT, changes INTEGER, PRIMARY KEY(peer, tbl)) WITHOUT ROWID;
   CREATE INDEX _hooksync_parked ON _dead_letter(direction, table_name, row_id);
+  CREATE INDEX _hooksync_parked_due ON _dead_letter(retry_at) WHERE retry_at IS NOT NULL;
+  CREATE INDEX _hooksync_parked_unique ON _dead_letter(failed_at) WHERE code = 'unique';
   `,
 ];
 

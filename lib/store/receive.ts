@@ -14,9 +14,10 @@ import {
   type ReceivedChange,
 } from "../protocol/batch.ts";
 import type { Identity, Mark } from "../protocol/identity.ts";
-import type { ApplyTally, Guilty, Sender } from "./apply.ts";
+import { type ApplyTally, emptyTally, Guilty, runWithout, type Sender } from "./apply-parts.ts";
 import type { Origin } from "./healing.ts";
 import type { Store } from "./store.ts";
+import { NOTHING_SUPERSEDED, supersededIn } from "./superseded.ts";
 import type { WriteTransaction } from "./write-queue.ts";
 
 export interface SyncRequest {
@@ -75,36 +76,24 @@ export class Receiver {
   async #apply(request: SyncRequest): Promise<SyncAnswer> {
     const batch = parse(request.body);
     const sender = this.#sender(request, batch);
-    const guilty: Guilty = new Map();
+    const guilty = new Guilty();
     let applied = 0;
     let before: Mark | undefined;
     let at = 0;
     do {
       const from = at;
-      const part = await this.#run(guilty, (transaction) => {
-        const tally: ApplyTally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
-        if (!sender.isOurs) this.#store.healing.activate(transaction.nowMs);
-        let to = from;
-        do {
-          const start = to;
-          to = Math.min(start + SLICE_CHANGES, batch.changes.length);
-          this.#store.applier.apply(
-            batch.changes,
-            start,
-            to,
-            sender,
-            transaction.nowMs,
-            tally,
-            guilty,
-          );
-        } while (to < batch.changes.length && !transaction.isLong());
-        if (to === batch.changes.length) {
-          this.#store.applier.retryParked(transaction.nowMs, tally);
-          before = this.#mark(request, batch);
-        }
-        transaction.logged(tally.logged);
-        return { tally, to };
-      });
+      const part = await runWithout(guilty, () =>
+        this.#store.queue.run("apply", (transaction) => {
+          const tally = emptyTally();
+          const to = this.#applyPart(batch, from, sender, guilty, transaction, tally);
+          if (to === batch.changes.length) {
+            this.#store.applier.retryParked(transaction.nowMs, tally, guilty);
+            before = this.#mark(request, batch);
+          }
+          transaction.logged(tally.logged);
+          return { tally, to };
+        }),
+      );
       applied += part.tally.applied;
       if (part.tally.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
       at = part.to;
@@ -117,19 +106,28 @@ export class Receiver {
     };
   }
 
-  /** A trigger that rolls the transaction back names its change in `guilty`; then it goes without it. */
-  async #run<T>(guilty: Guilty, work: (transaction: WriteTransaction) => T): Promise<T> {
-    for (;;) {
-      const known = guilty.size;
-      try {
-        return await this.#store.queue.run("apply", work);
-      } catch (error) {
-        if (guilty.size === known) throw error;
-      }
-    }
+  /** As much as a transaction should take; returns how far it got. */
+  #applyPart(
+    batch: ReceivedBatch,
+    from: number,
+    sender: Sender,
+    guilty: Guilty,
+    transaction: WriteTransaction,
+    tally: ApplyTally,
+  ): number {
+    const { nowMs } = transaction;
+    const { changes } = batch;
+    if (!sender.isOurs) this.#store.healing.activate(nowMs);
+    let to = from;
+    do {
+      const start = to;
+      to = Math.min(start + SLICE_CHANGES, changes.length);
+      this.#store.applier.apply(start, to, { batch: changes, sender, nowMs, tally, guilty });
+    } while (to < changes.length && !transaction.isLong());
+    return to;
   }
 
-  /** Returns the mark as it was; `retryParked` may have applied parts of a batch that is repeated. */
+  /** Returns the mark as it was. */
   #mark(request: SyncRequest, batch: ReceivedBatch): Mark | undefined {
     if (request.identity === undefined) return undefined;
     const { db } = request.identity;
@@ -145,12 +143,11 @@ export class Receiver {
     const name = request.nodeId ?? request.nodeUrl ?? "a node without a name";
     const isOurs = request.identity !== undefined;
     const isThroughHub = !isOurs && request.nodeUrl !== undefined;
-    const superseded = isOurs || isThroughHub ? undefined : supersededIn(batch);
     const own: Origin = { name: isOurs ? request.identity!.db : `${name}`, isForeign: !isOurs };
     return {
       name,
-      ...(superseded === undefined ? {} : { superseded }),
       isOurs,
+      superseded: isOurs || isThroughHub ? NOTHING_SUPERSEDED : supersededIn(batch.changes),
       originOf: () =>
         isThroughHub ? { name: `hub ${name} ${this.#hubChanges++}`, isForeign: true } : own,
     };
@@ -164,35 +161,6 @@ function parse(body: Uint8Array): ReceivedBatch {
     if (error instanceof BatchError) throw new RequestError(400, error.message);
     throw error;
   }
-}
-
-/**
- * Changes of a foreign node's own batch that a later one of the same row replaced without a new stamp:
- * what their users write twice within a millisecond, or without touching updated_at. Taken one by one
- * they would tie, and the content, not the order they were made in, would decide. Within one batch the
- * order is known; across batches it is not, and there the content decides for every node alike.
- */
-export function supersededIn(batch: ReceivedBatch): ReadonlySet<number> {
-  const superseded = new Set<number>();
-  const lastByRow = new Map<string, { index: number; version: unknown; columns: number }>();
-  for (const [index, { value }] of batch.changes.entries()) {
-    if (!isObject(value)) continue;
-    const row = member(value, "row");
-    const op = member(value, "op");
-    if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
-    const version = member(row, "updated_at");
-    // What will be parked replaces nothing.
-    const isWhole = Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
-    if (!Number.isSafeInteger(version) || !isWhole) continue;
-    const key = JSON.stringify([member(value, "table") ?? null, member(row, "id") ?? null]);
-    const before = lastByRow.get(key);
-    const columns = Object.keys(row).length;
-    if (before && before.version === version && before.columns <= columns) {
-      superseded.add(before.index);
-    }
-    lastByRow.set(key, { index, version, columns });
-  }
-  return superseded;
 }
 
 /**

@@ -19,6 +19,7 @@ import {
 } from "./adopt.ts";
 import { Announcer } from "./announce.ts";
 import { Applier, type ApplyEvent } from "./apply.ts";
+import { emptyTally, Guilty, runWithout } from "./apply-parts.ts";
 import type { Survey } from "./catalog.ts";
 import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
@@ -30,7 +31,7 @@ import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
-import { nameKey } from "./sql.ts";
+import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
 import { type WriteMode, WriteQueue } from "./write-queue.ts";
 
@@ -97,7 +98,7 @@ export class Store {
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
   #stampedMs = 0;
-  #hasNewColumns = true;
+  #isSurveyNew = true;
   /** Every peer has acknowledged more than was deleted so far. */
   #isPruneLeft = false;
 
@@ -144,7 +145,7 @@ export class Store {
       selection,
       onEvent: options.onEvent,
       onSurvey: () => {
-        this.#hasNewColumns = true;
+        this.#isSurveyNew = true;
       },
     });
     this.applier = new Applier({
@@ -230,16 +231,15 @@ export class Store {
         "INSERT INTO _hooksync(key, value) VALUES ('settled_through', 0) ON CONFLICT(key) DO NOTHING",
       );
       this.#adoptBadEntries(nowMs);
-      const before = this.#settler.settledThrough;
-      this.#settler.settle(nowMs);
-      if (this.#settler.settledThrough !== before) this.#wroteLocally(before, nowMs);
+      this.#begin(nowMs);
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
       liftRevived(db, this.survey.synced.values(), this.log, this.#tombstones, nowMs);
       db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
       this.#settler.skipTo(this.log.newest());
-      this.deadLetters.wake(nowMs);
       setSetting(db, "opened_at", nowMs);
       db.run("COMMIT");
+      this.#isSurveyNew = false;
+      this.deadLetters.committed();
       this.#settler.takeRewritten();
     } catch (error) {
       if (db.inTransaction) db.run("ROLLBACK");
@@ -294,8 +294,12 @@ export class Store {
   #begin(nowMs: number): void {
     const before = this.#settler.settledThrough;
     this.#settler.settle(nowMs);
-    if (this.#hasNewColumns) this.#fillNewColumns(nowMs);
-    if (this.#settler.settledThrough !== before) this.#wroteLocally(before, nowMs);
+    const isMoved = this.#settler.settledThrough !== before;
+    if (isMoved) this.#wroteLocally(before, nowMs);
+    if (!this.#isSurveyNew) return;
+    this.#followSurvey(nowMs);
+    // Of a column that is new, too, what was written meanwhile is known to be carried.
+    if (isMoved) this.#wroteLocally(before, nowMs);
   }
 
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
@@ -325,7 +329,9 @@ export class Store {
       const table = this.table(name);
       if (!table) continue;
       const columns = table.columns.map((column) => column.key);
-      this.#columnNotes.dropLocallyWritten(sinceChangeId, table.name, table.key, columns);
+      const sqlName = quoteName(table.name);
+      const local = { key: table.key, name: table.name, sqlName, columns };
+      this.#columnNotes.forgetLocallyWritten(sinceChangeId, local);
     }
     if (!this.healing.isActive) return;
     for (const row of rows) {
@@ -334,23 +340,17 @@ export class Store {
     }
   }
 
-  /** Columns that appeared: what peers had sent for them is written, uncaptured, versions as they are. */
-  #fillNewColumns(nowMs: number): void {
-    this.#hasNewColumns = false;
-    this.deadLetters.wake(nowMs);
+  /** Tables and columns may have appeared: what had come for them before is tried and written. */
+  #followSurvey(nowMs: number): void {
+    const { synced, notAsked } = this.survey;
+    this.deadLetters.wake(nowMs, [...synced.keys(), ...notAsked.map((table) => table.key)]);
     this.#dueMs = nowMs;
-    if (this.#columnNotes.isEmpty) return;
-    this.db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
-    for (const table of this.survey.synced.values()) {
-      const columns = table.columns.map((column) => column.key);
-      for (const note of this.#columnNotes.waitingFor(table.key, columns)) {
-        this.applier.writerFor(table).update(note.id, new Map([[note.col, note.value]]));
-      }
-    }
-    this.db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
+    this.applier.followNewColumns(nowMs);
   }
 
   #committed(): void {
+    this.#isSurveyNew = false;
+    this.deadLetters.committed();
     this.#options.onCommit(this.#settler.settledThrough, this.#settler.takeRewritten());
   }
 
@@ -360,7 +360,6 @@ export class Store {
     this.deadLetters.forget();
     this.healing.forget();
     this.log.forget();
-    this.#hasNewColumns = true;
   }
 
   // ── By itself ───────────────────────────────────────────────────────────────────────────────
@@ -387,18 +386,23 @@ export class Store {
 
   async #runRetries(): Promise<void> {
     this.#dueMs = undefined;
-    await this.queue.run("apply", (transaction) => {
-      const tally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
-      this.applier.retryParked(transaction.nowMs, tally);
-      tally.logged += this.healing.runDue((key) => this.survey.synced.get(key), transaction.nowMs);
-      transaction.logged(tally.logged);
-    });
+    const guilty = new Guilty();
+    await runWithout(guilty, () =>
+      this.queue.run("apply", (transaction) => {
+        const tally = emptyTally();
+        this.applier.retryParked(transaction.nowMs, tally, guilty);
+        tally.logged += this.healing.runDue(
+          (key) => this.survey.synced.get(key),
+          transaction.nowMs,
+        );
+        transaction.logged(tally.logged);
+      }),
+    );
     this.lookAgain();
   }
 
   #nextDueMs(nowMs: number): number | undefined {
-    const waiting =
-      this.deadLetters.waitingOnUnique().length > 0 ? nowMs + WAITING_PAUSE_MS : undefined;
+    const waiting = this.deadLetters.hasWaiting ? nowMs + WAITING_PAUSE_MS : undefined;
     const dues = [waiting, this.deadLetters.nextDueMs(), this.healing.nextDueMs()].filter(
       (due) => due !== undefined,
     );

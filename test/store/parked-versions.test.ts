@@ -29,7 +29,8 @@ function park(version: number | null, op: string, name = "a"): void {
     id: "r",
     version,
   } as const;
-  letters.park(parking, "b", change, NOW_MS, NOW_MS);
+  const from = { peer: "b", origin: { name: "b", isForeign: false } };
+  letters.park(parking, from, change, NOW_MS);
 }
 
 function kept(): string[] {
