@@ -45,8 +45,8 @@ export interface MeshOptions {
 
 /** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
 const MOVES_PAUSE_MS = 10;
-/** How often the size of the log, the quiet of foreign peers and old deletes are looked at. */
-const LOOK_PAUSE_MS = 30_000;
+/** The size of the log, the quiet of foreign peers and old deletes are looked at more often than peers. */
+const LOOKS_PER_HEALTH = 2;
 /** A peer with this many rows that will not send them by itself is worth a word at start. */
 const MANY_ROWS = 1_000_000;
 
@@ -317,7 +317,7 @@ export class Mesh implements Membership {
       this.#healthReadMs = nowMs;
       this.#shipper?.readHealth();
     }
-    if (nowMs - this.#lookedMs < LOOK_PAUSE_MS) return;
+    if (nowMs - this.#lookedMs < config.healthMs / LOOKS_PER_HEALTH) return;
     this.#lookedMs = nowMs;
     const cutOff = await store.cutLog(config.logBytesMax);
     if (cutOff !== undefined) {

@@ -375,6 +375,7 @@ class Node implements RunningNode {
       await this.#waited(STOP_LOOK_MS);
     }
     await this.#server!.stop(true);
+    store.queue.hurry();
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;
     this.#tick?.();

@@ -25,7 +25,8 @@ export const detach: Command = {
   usage: `Usage: hook-sync detach --db FILE [--force]
 
 Takes the capture triggers and the tables of hook-sync out of the file. Data, and triggers and indexes
-of your own, stay as they are. Stop the node first.
+of your own, stay as they are. Stop the node first. The file stays in WAL mode, SQLite keeps its own
+sqlite_sequence, and FILE.hook-sync-lock may be deleted.
 
 ${flagLines(FLAGS)}
   hook-sync detach --db node1.db

@@ -69,8 +69,8 @@ export function compareUtf8(left: string, right: string): number {
 }
 
 /**
- * Of two values with equal reduced forms, whether `left` is the richer: the one its own reduction
- * changes. Total: where both or none are changed, kind and exact value decide, the same everywhere.
+ * Of two values with equal reduced forms, whether `left` is the richer: what lost digits or its kind
+ * on the way through a float64 node must never win over what it was. Total: 0 only for the same value.
  */
 export function compareRichness(left: Value, right: Value): number {
   const difference = richness(left) - richness(right);
@@ -83,12 +83,20 @@ export function compareRichness(left: Value, right: Value): number {
 
 const KINDS: readonly Value["kind"][] = ["null", "integer", "real", "text", "blob", "broken-text"];
 
+/**
+ * A float64 node gives an integer back in one of two ways: with the fewest digits that tell its float
+ * from others (a hub that writes JSON from it), or as the integer that its float is (a node that
+ * stored it in SQLite). Integers that are such a form already rank below those that are not. One that
+ * happens to be of the first form and not of the second cannot be told from an echo.
+ */
 function richness(value: Value): number {
   switch (value.kind) {
-    case "integer":
-      return BigInt(Math.trunc(Number(value.value))) === value.value ? 0 : 1;
-    case "real":
-      return Number.isInteger(value.value) ? 1 : 0;
+    case "integer": {
+      const float = Number(value.value);
+      const rewritten = readNumber(String(float));
+      if (rewritten.kind === "integer" && rewritten.value === value.value) return 0;
+      return BigInt(float) === value.value ? 1 : 2;
+    }
     case "blob":
     case "broken-text":
       return 1;

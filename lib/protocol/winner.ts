@@ -1,60 +1,146 @@
 /**
- * Who wins, from the two rows alone (DESIGN.md, "Winner"): every node decides the same without
- * asking another, in every order of arrival.
+ * Who wins, from the changes alone (DESIGN.md, "Winner" and "Unknown columns"): every node decides the
+ * same without asking another, in every order of arrival.
  *
- * Between versions that differ the higher wins; a delete beats a row of the same version. This file
- * decides between two rows of the same version: the larger reduced content, column by column in the
- * order of lower-cased names, takes the whole row. Rows with equal reduced content are the same row
- * that lost digits on the way: each column keeps its richer value, and nothing is announced.
+ * Between versions that differ the higher wins; a delete beats a row of the same version. Between two
+ * rows of the same version the one of larger reduced content wins, column by column in the order of
+ * lower-cased names, and takes all its columns. Rows of equal reduced content are one row that lost
+ * digits on the way: each column keeps its richer value, and nothing is announced.
+ *
+ * Nodes get a column at different times, so a change may lack columns that others carry. Then the rule
+ * holds for every column by itself: it has the value of the greatest change that carried it, by
+ * (version, content). A column whose change is not the row's own is remembered in a note. What each node
+ * holds is therefore the maximum of what it has seen, whatever the order (W1), and a change seen twice
+ * changes nothing (W2).
  */
-import { compareReduced, compareRichness, reduce, sameValue, type Value } from "./values.ts";
+import { VERSION_MAX } from "./limits.ts";
+import { compareReduced, compareRichness, reduce, type Value } from "./values.ts";
 
-/** Values by lower-cased column name. */
+/** Values by lower-cased column name, without `id` and `updated_at`. */
 export type Content = ReadonlyMap<string, Value>;
 
-export type TieVerdict =
-  /** Nothing to write: what is stored is the incoming row, or a richer form of it. */
-  | { readonly kind: "same" }
-  /** The stored row wins; `contested`: their reduced contents differ. */
-  | { readonly kind: "keep"; readonly contested: true }
-  /** Write these values. `contested` as above; without it only digits come back. */
-  | { readonly kind: "take"; readonly values: Content; readonly contested: boolean };
+/** Below every version: of a stamp that is no integer, and of a column that no change ever carried. */
+export const VERSION_NEVER = -VERSION_MAX - 1;
 
-const NULL: Value = { kind: "null" };
-
-/** Both sides have the same columns. */
-export function judgeTie(stored: Content, incoming: Content): TieVerdict {
-  const names = [...stored.keys()].sort((a, b) => (a < b ? -1 : a > b ? 1 : 0));
-  for (const name of names) {
-    const order = compareReduced(
-      reduce(incoming.get(name) ?? NULL),
-      reduce(stored.get(name) ?? NULL),
-    );
-    if (order > 0) return { kind: "take", values: incoming, contested: true };
-    if (order < 0) return { kind: "keep", contested: true };
-  }
-  return richer(stored, incoming, false);
+/** Where the value of one column comes from, if not from the row's own change. */
+export interface ColumnNote {
+  readonly version: number;
+  readonly value: Value;
+  /** What the change carried, all of it. Undefined: the row's own if the versions are equal, else unknown. */
+  readonly source?: Content | undefined;
 }
 
-/** The two sides do not have the same columns: each column that came is decided on its own. */
-export function judgeTieByColumn(stored: Content, incoming: Content): TieVerdict {
-  const values = new Map<string, Value>();
-  let contested = false;
-  for (const [name, value] of incoming) {
-    const known = stored.get(name) ?? NULL;
-    const order = compareReduced(reduce(value), reduce(known));
-    if (order !== 0) contested = true;
-    if (order > 0 || (order === 0 && compareRichness(value, known) > 0)) values.set(name, value);
-  }
-  if (values.size > 0) return { kind: "take", values, contested };
-  return contested ? { kind: "keep", contested: true } : { kind: "same" };
+export type Notes = ReadonlyMap<string, ColumnNote>;
+
+/** What a node holds of a row. */
+export interface Held {
+  readonly version: number;
+  /** The columns this node has. */
+  readonly cells: Content;
+  /** Of columns it has or lacks; a column it lacks is always noted. */
+  readonly notes: Notes;
 }
 
-function richer(stored: Content, incoming: Content, contested: boolean): TieVerdict {
-  const values = new Map<string, Value>();
-  for (const [name, value] of incoming) {
-    const known = stored.get(name) ?? NULL;
-    if (!sameValue(value, known) && compareRichness(value, known) > 0) values.set(name, value);
+export interface Incoming {
+  readonly version: number;
+  /** The columns that came, known here or not. */
+  readonly cells: Content;
+}
+
+export interface Merge {
+  /** `stale`: nothing of it counts. `same`: it, or a richer form of it, is held already. */
+  readonly outcome: "took" | "same" | "stale";
+  /** A tie of different reduced contents. */
+  readonly isContested: boolean;
+  readonly version: number;
+  /** Columns this node has, to be written. */
+  readonly write: Content;
+  /** The notes that should stand afterwards. */
+  readonly notes: Notes;
+}
+
+/** Of two changes of one version, by reduced forms; a column that did not come is below NULL. */
+export function compareContent(left: Content, right: Content): number {
+  const names = new Set([...left.keys(), ...right.keys()]);
+  for (const name of [...names].sort(compareNames)) {
+    const [l, r] = [left.get(name), right.get(name)];
+    if (l === undefined || r === undefined) return l === undefined ? -1 : 1;
+    const order = compareReduced(reduce(l), reduce(r));
+    if (order !== 0) return order;
   }
-  return values.size > 0 ? { kind: "take", values, contested } : { kind: "same" };
+  return 0;
+}
+
+/** What a row becomes by a change that no tombstone holds back. */
+export function merge(held: Held, incoming: Incoming): Merge {
+  const own = ownContent(held);
+  const order = incoming.version - held.version || compareContent(incoming.cells, own);
+  const version = Math.max(held.version, incoming.version);
+  // Of equal contents either is the row's own: they differ in digits at most.
+  const rowSources = order > 0 ? [incoming.cells] : order < 0 ? [own] : [own, incoming.cells];
+  const stamps = new Map<string, ColumnNote>();
+  for (const [name, value] of held.cells) {
+    if (!held.notes.has(name)) stamps.set(name, { version: held.version, value, source: own });
+  }
+  for (const [name, note] of held.notes) {
+    const isOwn = note.source === undefined && note.version === held.version;
+    stamps.set(name, isOwn ? { ...note, source: own } : note);
+  }
+  const write = new Map<string, Value>();
+  let took = false;
+  for (const [name, value] of incoming.cells) {
+    const stamp = { version: incoming.version, value, source: incoming.cells };
+    const known = stamps.get(name);
+    if (known !== undefined && compareStamps(stamp, known) <= 0) continue;
+    stamps.set(name, stamp);
+    took = true;
+    if (held.cells.has(name)) write.set(name, value);
+  }
+  const notes = new Map<string, ColumnNote>();
+  for (const [name, stamp] of stamps) {
+    const isRows = stamp.version === version && rowSources.includes(stamp.source ?? NOTHING);
+    if (!isRows) notes.set(name, stamp);
+    else if (!held.cells.has(name)) notes.set(name, { version, value: stamp.value });
+  }
+  return {
+    outcome: took || order > 0 ? "took" : order === 0 ? "same" : "stale",
+    isContested: incoming.version === held.version && order !== 0,
+    version,
+    write,
+    notes,
+  };
+}
+
+/** What the row's own change carried. */
+export function ownContent(held: Held): Content {
+  const own = new Map<string, Value>();
+  for (const [name, value] of held.cells) if (!held.notes.has(name)) own.set(name, value);
+  for (const [name, note] of held.notes) {
+    if (note.source === undefined && note.version === held.version) own.set(name, note.value);
+  }
+  return own;
+}
+
+/** A delete of `version` below a row that stays: what was last carried at or below it is gone. */
+export function resetNotes(notes: Notes, version: number): { gone: string[]; kept: Notes } {
+  const gone = [...notes].filter(([, note]) => note.version <= version).map(([name]) => name);
+  return { gone, kept: new Map([...notes].filter(([, note]) => note.version > version)) };
+}
+
+const NOTHING: Content = new Map();
+
+function compareStamps(left: ColumnNote, right: ColumnNote): number {
+  if (left.version !== right.version) return left.version - right.version;
+  if (left.source && right.source) {
+    const order = compareContent(left.source, right.source);
+    if (order !== 0) return order;
+  }
+  return (
+    compareReduced(reduce(left.value), reduce(right.value)) ||
+    compareRichness(left.value, right.value)
+  );
+}
+
+function compareNames(left: string, right: string): number {
+  return left < right ? -1 : left > right ? 1 : 0;
 }

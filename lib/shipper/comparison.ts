@@ -25,7 +25,7 @@ import {
 } from "../protocol/digest.ts";
 import { formatIdentity, IDENTITY_HEADER, NODE_ID_HEADER } from "../protocol/identity.ts";
 import { compareUtf8, formatValue } from "../protocol/values.ts";
-import { type Content, judgeTie } from "../protocol/winner.ts";
+import { type Content, compareContent } from "../protocol/winner.ts";
 import { wireContent } from "../protocol/wire-content.ts";
 import { callNode, complaint, type NodeAnswer, type NodeCall } from "./node-client.ts";
 
@@ -645,10 +645,11 @@ function winnersOf(
   for (const place of others) {
     const [stored, incoming] = [contents[winner!], contents[place]];
     if (stored === undefined || incoming === undefined) return candidates;
-    const verdict = judgeTie(stored, incoming);
-    const isWhole = verdict.kind !== "take" || verdict.values.size === incoming.size;
-    if (stored.size !== incoming.size || !isWhole) return candidates;
-    if (verdict.kind === "take") winner = place;
+    if (stored.size !== incoming.size) return candidates;
+    const order = compareContent(incoming, stored);
+    // The same but for digits: each node keeps the richer value of every column.
+    if (order === 0) return candidates;
+    if (order > 0) winner = place;
   }
   return winner === undefined ? [] : [winner];
 }

@@ -53,6 +53,7 @@ class WorkerShipper implements ShipperHandle {
   readonly #timers: Timers;
   readonly #positions: Map<string, PeerStart>;
   #settledThrough: number;
+  #targeted: boolean;
   #status: readonly PeerStatus[] = [];
   #worker: Worker | undefined;
   #startedAtMs = 0;
@@ -70,6 +71,7 @@ class WorkerShipper implements ShipperHandle {
     this.#random = options.random ?? systemRandom;
     this.#timers = options.timers ?? systemTimers;
     this.#settledThrough = options.config.settledThrough;
+    this.#targeted = options.config.targeted ?? false;
     this.#positions = new Map(options.config.peers.map((peer) => [peer.url, peer]));
   }
 
@@ -89,11 +91,20 @@ class WorkerShipper implements ShipperHandle {
     const peers = [...this.#positions.values()];
     this.#send({
       kind: "start",
-      config: { ...this.#options.config, settledThrough: this.#settledThrough, peers },
+      config: {
+        ...this.#options.config,
+        settledThrough: this.#settledThrough,
+        targeted: this.#targeted,
+        peers,
+      },
     });
   }
 
   settled(through: number, rewritten = false, targeted = false): void {
+    // Most commits of a node that receives log nothing, and the worker would be woken by each.
+    const isKnown = through <= this.#settledThrough && targeted === this.#targeted;
+    if (isKnown && !rewritten) return;
+    this.#targeted = targeted;
     this.#settledThrough = Math.max(this.#settledThrough, through);
     this.#send({ kind: "settled", through, rewritten, targeted });
   }
@@ -190,5 +201,5 @@ class WorkerShipper implements ShipperHandle {
 
 /** Bun puts the lines of source around the place before the message. */
 function firstLine(text: string): string {
-  return /^(?:\w*error|Error): .*$/m.exec(text)?.[0] ?? text.split("\n", 1)[0] ?? text;
+  return /^\w*[Ee]rror: .*$/m.exec(text)?.[0] ?? text.split("\n", 1)[0] ?? text;
 }

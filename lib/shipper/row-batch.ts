@@ -72,15 +72,19 @@ class RowReader {
     const { name, key } = this.#table;
     const row = this.#row.get(id);
     if (row === null) return this.#deletion(id);
-    const notes = this.#notes.of(key, id);
-    if (notes.size === 0) return [changeText("INSERT", name, row.json, id)];
     const values = new Map<string, { name: string; value: Value }>();
+    const cells = new Map<string, Value>();
     let version = 0;
     for (const [column, value] of readRowJson(row.json)) {
       if (column === this.#table.version) {
         version = value.kind === "integer" ? Number(value.value) : 0;
-      } else if (column !== this.#table.id) values.set(nameKey(column), { name: column, value });
+      } else if (column !== this.#table.id) {
+        values.set(nameKey(column), { name: column, value });
+        cells.set(nameKey(column), value);
+      }
     }
+    const notes = this.#notes.of(key, id, version, cells);
+    if (notes.size === 0) return [changeText("INSERT", name, row.json, id)];
     return rowsByVersion({ id, version, values, notes }, this.#table).map((json) =>
       changeText("UPDATE", name, new TextEncoder().encode(json), id),
     );

@@ -50,6 +50,17 @@ const HEALTH_READS_MAX = 16;
 /** `Date` has whole seconds, and a reply takes its time: less than this is no offset. */
 const CLOCK_OFFSET_MS_MIN = 1_500;
 
+/**
+ * A busy node's batches to one peer begin at least this far apart, so that each is worth its price: a
+ * request costs both sides as much as dozens of rows, and a receiver writes long runs several times as
+ * fast. It is the lag that a busy node adds; a change that comes alone is sent at once.
+ */
+export const PACE_MS = 10;
+/** A batch of fewer changes than this was not made by a busy node. */
+export const PACED_CHANGES_MIN = 8;
+/** When this many wait there is nothing to be gained by waiting. */
+export const UNPACED_CHANGES = 1_000;
+
 export type ShipperSettings = Pick<
   ShipperConfig,
   "dbId" | "batchChangesMax" | "settledThrough" | "targeted" | "peers"
@@ -73,8 +84,13 @@ interface Peer {
   ackedBatchId: number;
   /** Settled changes past the watermark, as far as `countedThrough`. */
   pending: number;
-  /** What the link's pause, or a read to be tried again, waits for. */
+  /** What the link's pause, a read to be tried again, or the pace waits for. */
   cancelTimer: Cancel | undefined;
+  /** What is sent when the pace allows it. */
+  paced: BatchWindow | undefined;
+  /** Changes in the last batch, and when it was sent, by the monotonic clock. */
+  lastCount: number;
+  lastSentMs: number;
   readFailures: number;
   /** The trouble that the log knows of. */
   trouble: Trouble | undefined;
@@ -151,6 +167,7 @@ export class Shipper {
     this.#settledThrough = through;
     for (const peer of this.#peers) {
       if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
+      else this.#sendIfMany(peer);
     }
     this.#statusChanged();
   }
@@ -172,7 +189,10 @@ export class Shipper {
     this.#cancelDrainTimer?.();
     this.#cancelDrainTimer = this.#options.timers.after(withinMs, () => this.#endDrain());
     for (const peer of this.#peers) peer.failedInDrain = false;
-    for (const peer of this.#peers) this.#take(peer, { kind: "hurry" });
+    for (const peer of this.#peers) {
+      if (peer.paced) this.#send(peer, peer.paced);
+      else this.#take(peer, { kind: "hurry" });
+    }
     this.#drainIfDone();
   }
 
@@ -211,9 +231,7 @@ export class Shipper {
   #carryOut(peer: Peer, effect: LinkEffect): void {
     switch (effect.kind) {
       case "send":
-        peer.cancelTimer?.();
-        peer.cancelTimer = undefined;
-        this.#send(peer, effect.window);
+        this.#sendInPace(peer, effect.window);
         return;
       case "wake":
         this.#wakeLater(peer, effect.delayMs, () => this.#take(peer, { kind: "timer-fired" }));
@@ -251,7 +269,32 @@ export class Shipper {
     });
   }
 
+  #sendInPace(peer: Peer, window: BatchWindow): void {
+    const isPlain = window.through === undefined && window.skip === 0;
+    const waiting = this.#settledThrough - window.after;
+    const sinceMs = this.#options.clock.monotonicMs() - peer.lastSentMs;
+    const pauseMs = isPlain ? pacePauseMs(peer.lastCount, sinceMs, waiting, this.#manyChanges) : 0;
+    if (pauseMs <= 0) {
+      this.#send(peer, window);
+      return;
+    }
+    peer.paced = window;
+    this.#wakeLater(peer, pauseMs, () => this.#send(peer, window));
+  }
+
+  #sendIfMany(peer: Peer): void {
+    if (peer.paced === undefined) return;
+    if (this.#settledThrough - peer.paced.after >= this.#manyChanges) this.#send(peer, peer.paced);
+  }
+
+  get #manyChanges(): number {
+    return Math.min(UNPACED_CHANGES, this.#options.config.batchChangesMax);
+  }
+
   #send(peer: Peer, window: BatchWindow): void {
+    peer.cancelTimer?.();
+    peer.cancelTimer = undefined;
+    peer.paced = undefined;
     const read = this.#read(peer, window);
     if (read === undefined) return;
     switch (read.kind) {
@@ -275,6 +318,8 @@ export class Shipper {
     const identity = { db: this.#options.config.dbId, prev: peer.ackedBatchId, rest };
     const request = { peer: peer.url, batchId: sent.through, body, identity };
     const sentAtMs = this.#options.clock.nowMs();
+    peer.lastCount = sent.count;
+    peer.lastSentMs = this.#options.clock.monotonicMs();
     void this.#options.transport
       .send(request, this.#abort.signal)
       .then((outcome) => this.#answered(peer, sent, outcome, sentAtMs, identity.prev));
@@ -513,6 +558,21 @@ export class Shipper {
   }
 }
 
+/**
+ * How long a batch should still wait for company. The one before held `lastCount` changes and was sent
+ * `sinceMs` ago, `waiting` are there already, and `many` are reason enough not to wait.
+ */
+export function pacePauseMs(
+  lastCount: number,
+  sinceMs: number,
+  waiting: number,
+  many: number,
+): number {
+  // As many as that show a backlog; it is sent as fast as the peer takes it.
+  const isBusy = lastCount >= PACED_CHANGES_MIN && lastCount < many;
+  return isBusy && waiting > 0 && waiting < many ? Math.max(0, PACE_MS - sinceMs) : 0;
+}
+
 const TROUBLE_LINES: Readonly<Record<Trouble, { begins: string; ends: string }>> = {
   down: {
     begins: "peer cannot be reached; its changes are kept",
@@ -535,6 +595,9 @@ function openPeer(start: PeerStart): Peer {
     ackedBatchId: start.prev,
     pending: 0,
     cancelTimer: undefined,
+    paced: undefined,
+    lastCount: 0,
+    lastSentMs: 0,
     readFailures: 0,
     trouble: undefined,
     nodeId: undefined,

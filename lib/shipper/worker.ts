@@ -16,7 +16,9 @@ import { FetchTransport, forgetProxies } from "./transport.ts";
 
 declare const self: Worker;
 
-/** A read meets a lock only while another program recovers the file; a later try is as good then. */
+/** At the start there is nothing else to do than to wait until another program has let go. */
+const OPEN_TIMEOUT_MS = 1_000;
+/** Later a read meets a lock hardly ever, and peers must not wait for it: it is tried again. */
 const BUSY_TIMEOUT_MS = 20;
 
 interface Running {
@@ -53,8 +55,9 @@ function listen(): void {
 function open(config: ShipperConfig): Running {
   if (!config.useProxy) forgetProxies(process.env);
   const db = new Database(config.dbPath, { readonly: true });
-  db.run(`PRAGMA busy_timeout = ${BUSY_TIMEOUT_MS}`);
+  db.run(`PRAGMA busy_timeout = ${OPEN_TIMEOUT_MS}`);
   const source = new LogBatchSource({ ...config, db });
+  db.run(`PRAGMA busy_timeout = ${BUSY_TIMEOUT_MS}`);
   const shipper = new Shipper({
     config,
     clock: systemClock,

@@ -4,11 +4,25 @@
  */
 import type { Database } from "bun:sqlite";
 import { HookSyncError } from "../base/errors.ts";
-import { capturedTables, readSelection, type Selection, surveyAll } from "./catalog.ts";
+import {
+  capturedTables,
+  readSelection,
+  type Selection,
+  surveyAll,
+  writeSelection,
+} from "./catalog.ts";
 import type { ChangeLog } from "./change-log.ts";
-import { migrate, refuseOtherShapes, setSetting, setting, wasSynced } from "./migrations.ts";
+import {
+  migrate,
+  refuseOtherShapes,
+  setSetting,
+  setting,
+  wasOurs,
+  wasSynced,
+} from "./migrations.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
-import { nameKey, quoteName } from "./sql.ts";
+import { isRefusal } from "./settle-rows.ts";
+import { isWord, nameKey, quoteName, tokenize } from "./sql.ts";
 import type { Tombstones } from "./tombstones.ts";
 
 /** `--tables`: names, everything that qualifies, or nothing said. */
@@ -24,11 +38,11 @@ export const DEFAULT_TABLE_SQL = `
  * application's file was never synced and nobody said which tables to sync.
  */
 export function decideSelection(db: Database, asked: AskedTables): Selection | undefined {
+  refuseOtherEncodings(db);
   refuseOtherShapes(db);
   if (asked === "*") return { all: true, names: [] };
   if (asked !== undefined) return { all: false, names: asked.map(nameKey) };
-  const isOurs = db.prepare("SELECT 1 FROM sqlite_master WHERE name = '_hooksync'").get() !== null;
-  const before = isOurs ? readSelection(db) : undefined;
+  const before = wasOurs(db) ? readSelection(db) : undefined;
   if (before) return before;
   const tables = readTables(db);
   if (tables.size === 0) return undefined;
@@ -48,6 +62,17 @@ export function decideSelection(db: Database, asked: AskedTables): Selection | u
   );
 }
 
+/** What is captured is read and sent as the bytes of its JSON, which have to be UTF-8. */
+function refuseOtherEncodings(db: Database): void {
+  const { encoding } = db.prepare<{ encoding: string }, []>("PRAGMA encoding").get()!;
+  if (encoding === "UTF-8") return;
+  throw new HookSyncError(
+    "store-failed",
+    `the file keeps its text as ${encoding}, and nodes exchange UTF-8`,
+    "Make a new one from it: sqlite3 OLD .dump | sqlite3 NEW",
+  );
+}
+
 export interface AdoptOptions {
   readonly asked: AskedTables;
   /** Text of `--schema`; run when it is new to this file. */
@@ -55,21 +80,24 @@ export interface AdoptOptions {
 }
 
 /**
- * Runs the schema file, makes the default table in an empty file, and brings our tables up to date.
- * Returns the selection to sync by.
+ * Runs the schema file, makes the default table in an empty file, and brings our tables up to date,
+ * all or nothing. Returns the selection to sync by.
  */
 export function prepareFile(db: Database, options: AdoptOptions): Selection {
   const selection = decideSelection(db, options.asked);
+  const schemaSql = newSchema(db, options.schemaSql);
   const isEmpty = readTables(db).size === 0;
-  runSchema(db, options.schemaSql);
+  const runsAlone = schemaSql !== undefined && hasOwnTransactions(schemaSql);
+  if (runsAlone) runSchema(db, schemaSql);
   db.run("BEGIN IMMEDIATE");
   try {
+    if (schemaSql !== undefined && !runsAlone) runSchema(db, schemaSql);
     if (readTables(db).size === 0) db.run(DEFAULT_TABLE_SQL);
     migrate(db);
     const names = isEmpty && selection === undefined ? [...readTables(db).keys()] : [];
     const chosen = selection ?? { all: false, names };
-    setSetting(db, "tables", JSON.stringify(chosen));
-    if (options.schemaSql !== undefined) setSetting(db, "schema_file", hashText(options.schemaSql));
+    writeSelection(db, chosen);
+    if (schemaSql !== undefined) setSetting(db, "schema_file", hashText(schemaSql));
     db.run("COMMIT");
     return chosen;
   } catch (error) {
@@ -79,14 +107,28 @@ export function prepareFile(db: Database, options: AdoptOptions): Selection {
 }
 
 /** A schema file that was run before is not run again: most say CREATE TABLE without IF NOT EXISTS. */
-function runSchema(db: Database, sql: string | undefined): void {
-  if (sql === undefined) return;
-  const isKnown = db.prepare("SELECT 1 FROM sqlite_master WHERE name = '_hooksync'").get() !== null;
-  if (isKnown && setting(db, "schema_file") === hashText(sql)) return;
+function newSchema(db: Database, sql: string | undefined): string | undefined {
+  if (sql === undefined || !wasOurs(db)) return sql;
+  return setting(db, "schema_file") === hashText(sql) ? undefined : sql;
+}
+
+/** Whether it says BEGIN itself, or something that SQLite only takes outside of a transaction. */
+function hasOwnTransactions(sql: string): boolean {
+  const tokens = tokenize(sql);
+  return tokens.some(
+    (token, i) =>
+      (i === 0 || tokens[i - 1]!.value === ";") &&
+      ["BEGIN", "SAVEPOINT", "PRAGMA", "VACUUM", "ATTACH"].some((word) => isWord(token, word)),
+  );
+}
+
+function runSchema(db: Database, sql: string): void {
+  const wasOpen = db.inTransaction;
   try {
     db.run(sql);
+    if (db.inTransaction !== wasOpen) throw new Error("a transaction in it is not ended by COMMIT");
   } catch (error) {
-    if (db.inTransaction) db.run("ROLLBACK");
+    if (db.inTransaction && !wasOpen) db.run("ROLLBACK");
     throw new HookSyncError(
       "store-failed",
       `the file given by --schema failed: ${(error as Error).message}`,
@@ -100,6 +142,15 @@ function hashText(text: string): string {
   return new Bun.CryptoHasher("sha256").update(text).digest("hex");
 }
 
+/** Whether the rows that had no stamp when the table was first seen have version 0 by now. */
+export function isZeroed(db: Database, table: SyncedTable): boolean {
+  return setting(db, `zeroed:${table.key}`) !== null;
+}
+
+export function markZeroed(db: Database, table: SyncedTable, rows: number): void {
+  setSetting(db, `zeroed:${table.key}`, rows);
+}
+
 /** Rows per transaction while NULL stamps become 0. */
 const STAMP_SLICE_ROWS = 5_000;
 
@@ -111,30 +162,36 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
   const t = quoteName(table.name);
   const version = quoteName(table.version.name);
   const id = quoteName(table.id.name);
-  const slice = db.prepare<{ id: string }, [string]>(
-    `UPDATE ${t} SET ${version} = 0 WHERE ${id} IN (
-       SELECT ${id} FROM ${t} WHERE ${id} > ? AND ${version} IS NULL ORDER BY ${id} LIMIT ${STAMP_SLICE_ROWS})
-     RETURNING ${id} AS id`,
+  // By the bytes of the id: one that is not UTF-8 would not come back as the same text.
+  const after = "CAST(unhex(?1) AS TEXT)";
+  const find = db.prepare<{ last: string | null; rows: number }, [string]>(
+    `SELECT hex(max(${id})) AS last, count(*) AS rows FROM (
+       SELECT ${id} FROM ${t} WHERE ${id} > ${after} AND typeof(${id}) = 'text' AND ${version} IS NULL
+       ORDER BY ${id} LIMIT ${STAMP_SLICE_ROWS})`,
   );
-  let after = "";
   let count = 0;
-  for (;;) {
-    db.run("BEGIN IMMEDIATE");
-    try {
+  try {
+    for (let from = ""; ; ) {
+      const { last, rows } = find.get(from)!;
+      if (last === null || rows === 0) break;
+      db.run("BEGIN IMMEDIATE");
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
-      const rows = slice.all(after);
+      count += db
+        .query(
+          `UPDATE OR ABORT ${t} SET ${version} = 0
+           WHERE ${id} > ${after} AND ${id} <= CAST(unhex(?2) AS TEXT) AND ${version} IS NULL`,
+        )
+        .run(from, last).changes;
       db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
       db.run("COMMIT");
-      count += rows.length;
-      if (rows.length < STAMP_SLICE_ROWS) break;
-      for (const { id } of rows) if (id > after) after = id;
-    } catch {
-      // A trigger of the application forbids it; NULL is read as 0 anyway.
-      if (db.inTransaction) db.run("ROLLBACK");
-      break;
+      from = last;
     }
+  } catch (error) {
+    if (db.inTransaction) db.run("ROLLBACK");
+    if (!isRefusal(error)) throw error;
+  } finally {
+    find.finalize();
   }
-  slice.finalize();
   return count;
 }
 
@@ -152,7 +209,7 @@ export function countOddIds(db: Database, table: SyncedTable): number {
 /**
  * A node of another make that used this file knew nothing of our tombstones: a row that lives at or
  * below its own was brought back there. It gets a version above and is announced. Inside the caller's
- * transaction, with the syncing flag up.
+ * transaction, with the syncing flag up. Returns how many.
  */
 export function liftRevived(
   db: Database,
@@ -163,6 +220,8 @@ export function liftRevived(
 ): number {
   let lifted = 0;
   for (const table of tables) {
+    // One that ends the transaction would keep the node from starting.
+    if (table.userTriggers.some(({ sql }) => mayRollBack(sql))) continue;
     const version = quoteName(table.version.name);
     const id = quoteName(table.id.name);
     const t = quoteName(table.name);
@@ -174,10 +233,30 @@ export function liftRevived(
       .all(table.key);
     for (const row of revived) {
       const above = Math.max(nowMs, (tombstones.versionOf(table.key, row.id) ?? 0) + 1);
-      db.query(`UPDATE ${t} SET ${version} = ? WHERE ${id} = ?`).run(above, row.id);
+      if (!setStamp(db, table, row.id, above)) continue;
       log.announceRow(table, row.id);
       lifted++;
     }
   }
   return lifted;
+}
+
+function mayRollBack(triggerSql: string): boolean {
+  const tokens = tokenize(triggerSql);
+  return tokens.some((token, i) => isWord(token, "RAISE") && isWord(tokens[i + 2], "ROLLBACK"));
+}
+
+/** False where a trigger of the application forbids it: then the row stays behind its tombstone. */
+function setStamp(db: Database, table: SyncedTable, id: string, version: number): boolean {
+  try {
+    const { changes } = db
+      .query(
+        `UPDATE OR ABORT ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
+      )
+      .run(version, id);
+    return changes > 0;
+  } catch (error) {
+    if (!isRefusal(error)) throw error;
+    return false;
+  }
 }

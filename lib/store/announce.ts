@@ -2,10 +2,17 @@
  * Announcing a whole table: its triggers were missing for a while, or it is synced from now on. In
  * slices by id, with the cursor in the file, so that a large table neither holds the lock nor starts
  * over after a restart.
+ *
+ * Nothing tells which rows were written meanwhile, so versions stay as they are, but for those that no
+ * peer would take: they are lifted as settling would have done it. A table seen for the first time is
+ * adopted on the way: rows without a stamp get version 0, as everywhere.
  */
 import type { Database } from "bun:sqlite";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
+import { isZeroed, markZeroed } from "./adopt.ts";
+import { dropSetting, setSetting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
+import { isRefusal } from "./settle-rows.ts";
 import { quoteName } from "./sql.ts";
 import { rowJsonOf } from "./table-writer.ts";
 
@@ -13,6 +20,8 @@ const SLICE_ROWS = 2_000;
 
 export class Announcer {
   readonly #db: Database;
+  /** Tables with a trigger of the application that forbids setting a stamp. */
+  readonly #unliftable = new Set<string>();
 
   constructor(db: Database) {
     this.#db = db;
@@ -35,40 +44,68 @@ export class Announcer {
     const next = this.#next();
     if (next === null) return 0;
     const table = tables.get(next.key.slice("announce:".length));
-    const done = this.#db.query("DELETE FROM _hooksync WHERE key = ?");
-    if (table === undefined) {
-      done.run(next.key);
-      return 0;
-    }
-    const t = quoteName(table.name);
-    const id = quoteName(table.id.name);
-    const version = quoteName(table.version.name);
-    const slice = `SELECT ${id} FROM ${t} WHERE ${id} > ?1 AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ${SLICE_ROWS}`;
-    const last = this.#db
-      .query<{ id: string | null; rows: number }, [string]>(
-        `SELECT max(${id}) AS id, count(*) AS rows FROM (${slice})`,
-      )
-      .get(next.value)!;
-    if (last.id === null) {
-      done.run(next.key);
+    const last = table === undefined ? null : this.#endOfSlice(table, next.value);
+    if (table === undefined || last === null) {
+      dropSetting(this.#db, next.key);
+      if (table !== undefined && !isZeroed(this.#db, table)) markZeroed(this.#db, table, 0);
       return 0;
     }
     this.#db.query("UPDATE _meta SET value = 1 WHERE key = 'syncing'").run();
-    this.#db
-      .query(
-        `UPDATE ${t} SET ${version} = ?3
-         WHERE ${id} > ?1 AND ${id} <= ?2 AND (typeof(${version}) <> 'integer' OR ${version} > ?3 + ${VERSION_AHEAD_MS_MAX})`,
-      )
-      .run(next.value, last.id, nowMs);
+    this.#liftOdd(table, next.value, last, nowMs);
+    const t = quoteName(table.name);
+    const id = `t.${quoteName(table.id.name)}`;
     const { changes } = this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'UPDATE', ?3, t.${id}, ${rowJsonOf(table)} FROM ${t} AS t
-         WHERE t.${id} > ?1 AND t.${id} <= ?2 AND typeof(t.${id}) = 'text' ORDER BY t.${id}`,
+         SELECT 'UPDATE', ?3, ${id}, ${rowJsonOf(table)} FROM ${t} AS t
+         WHERE ${id} > ${idSql("?1")} AND ${id} <= ${idSql("?2")} AND typeof(${id}) = 'text' ORDER BY ${id}`,
       )
-      .run(next.value, last.id, table.name);
+      .run(next.value, last, table.name);
     this.#db.query("UPDATE _meta SET value = 0 WHERE key = 'syncing'").run();
-    this.#db.query("UPDATE _hooksync SET value = ? WHERE key = ?").run(last.id, next.key);
+    setSetting(this.#db, next.key, last);
     return changes;
   }
+
+  /** The id, as hex, of the last row of the slice that begins after `after`; null at the end. */
+  #endOfSlice(table: SyncedTable, after: string): string | null {
+    const id = quoteName(table.id.name);
+    return this.#db
+      .query<{ id: string | null }, [string]>(
+        `SELECT CASE WHEN count(*) > 0 THEN hex(max(${id})) END AS id FROM (
+           SELECT ${id} FROM ${quoteName(table.name)}
+           WHERE ${id} > ${idSql("?")} AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ${SLICE_ROWS})`,
+      )
+      .get(after)!.id;
+  }
+
+  #liftOdd(table: SyncedTable, after: string, last: string, nowMs: number): void {
+    if (this.#unliftable.has(table.key)) return;
+    const id = `t.${quoteName(table.id.name)}`;
+    const version = quoteName(table.version.name);
+    const tombstone = `(SELECT s.version FROM _hooksync_tombstones AS s WHERE s.tbl = :key AND s.id = ${id})`;
+    const zero = isZeroed(this.#db, table)
+      ? ""
+      : `WHEN t.${version} IS NULL AND ${tombstone} IS NULL THEN 0 `;
+    try {
+      this.#db
+        .query(
+          `UPDATE OR ABORT ${quoteName(table.name)} AS t
+           SET ${version} = CASE ${zero}WHEN 1 THEN max(:now, coalesce(${tombstone} + 1, 0)) END
+           WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
+             AND (typeof(t.${version}) <> 'integer' OR t.${version} > :now + ${VERSION_AHEAD_MS_MAX}
+               OR t.${version} <= ${tombstone})`,
+        )
+        .run({ key: table.key, now: nowMs, after, last });
+    } catch (error) {
+      if (!isRefusal(error)) throw error;
+      this.#unliftable.add(table.key);
+      // RAISE(ROLLBACK) took the transaction with it; the slice comes again, as its rows are.
+      if (!this.#db.inTransaction) throw error;
+    }
+  }
+}
+
+/** An id from its bytes: one that is not UTF-8 would not come back as the same text. */
+function idSql(hex: string): string {
+  return `CAST(unhex(${hex}) AS TEXT)`;
 }

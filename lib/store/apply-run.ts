@@ -1,6 +1,6 @@
 /**
- * Runs of whole rows of one table and shape, which a multi-row statement can take: found and bound
- * here, without SQL. What is unusual in any way ends a run; the row path of apply.ts decides it.
+ * Changes that a statement for many rows can take: found and bound here, without SQL. Whole rows of one
+ * table and shape, and plain deletes; whatever is unusual in any way is for the row path to decide.
  */
 import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
@@ -9,22 +9,38 @@ import type { SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 import type { Binding } from "./table-writer.ts";
 
-/** Shorter runs are not worth a statement of their own. */
-const RUN_ROWS_MIN = 8;
-
+/** Rows of one table that are there once each, so that their order does not matter. */
 export interface Run {
-  readonly shape: Shape;
-  readonly count: number;
-  readonly ids: readonly string[];
+  readonly table: SyncedTable;
+  readonly ids: Set<string>;
+  readonly upserts: Upserts;
+  readonly deletes: Deletes;
+}
+
+export interface Upserts {
+  /** Places in the batch; `ids` and `versions` go with them. */
+  readonly at: number[];
+  readonly ids: string[];
+  readonly versions: number[];
   /** Row after row, all columns of the table in order. */
   readonly bindings: Binding[];
 }
 
-/** The names that a run's rows have in common. */
-export interface Shape {
+export interface Deletes {
+  readonly at: number[];
+  readonly ids: string[];
+  readonly versions: number[];
+}
+
+export interface RunContext {
+  readonly survey: Survey;
+  readonly nowMs: number;
+  readonly isOurs: boolean;
+}
+
+/** The names that rows have in common. */
+interface Shape {
   readonly table: SyncedTable;
-  /** As the changes spell it. */
-  readonly tableName: string;
   readonly names: readonly string[];
   /** For each column of the table, how the rows call it. */
   readonly nameByColumn: readonly string[];
@@ -34,26 +50,141 @@ export interface Shape {
 
 type JsonObject = { readonly [member: string]: JsonValue };
 
+/** A table whose senders spell it in more ways than this has its other rows decided one by one. */
+const SHAPES_PER_TABLE_MAX = 8;
+
+/** Sorts the changes of a batch into runs, one per table at a time. */
+export class RunReader {
+  readonly #context: RunContext;
+  readonly #aheadMs: number;
+  readonly #shapes = new Map<string, Shape[]>();
+  readonly #runs = new Map<SyncedTable, Run>();
+
+  constructor(context: RunContext) {
+    this.#context = context;
+    this.#aheadMs = context.nowMs + VERSION_AHEAD_MS_MAX;
+  }
+
+  /** The run of this table that waits to be written. */
+  pending(table: SyncedTable): Run | undefined {
+    return this.#runs.get(table);
+  }
+
+  /** Takes and forgets what waits: of one table, or of all. */
+  take(table?: SyncedTable): Run[] {
+    if (table === undefined) {
+      const runs = [...this.#runs.values()];
+      this.#runs.clear();
+      return runs;
+    }
+    const run = this.#runs.get(table);
+    this.#runs.delete(table);
+    return run ? [run] : [];
+  }
+
+  /**
+   * Adds the change to the run of its table. `unfit`: it is for the row path. `full`: its row is in the
+   * run already, which must be written first.
+   */
+  add(change: ReceivedChange, at: number): "added" | "unfit" | { readonly full: SyncedTable } {
+    const { value } = change;
+    if (!isObject(value) || change.repeatsMember || change.surrogates) return "unfit";
+    const row = member(value, "row");
+    const tableName = member(value, "table");
+    if (typeof tableName !== "string" || !isObject(row)) return "unfit";
+    const shape = this.#shapeOf(tableName, row);
+    if (shape === undefined) return "unfit";
+    const op = member(value, "op");
+    const isDelete = op === "DELETE";
+    if (!isDelete && op !== "INSERT" && op !== "UPDATE") return "unfit";
+    const oldId = isDelete ? member(value, "old_id") : undefined;
+    const id = typeof oldId === "string" && oldId !== "" ? oldId : row[shape.idName];
+    const version = row[shape.versionName];
+    if (typeof id !== "string" || id === "") return "unfit";
+    if (typeof version !== "number" || !Number.isSafeInteger(version) || version > this.#aheadMs) {
+      return "unfit";
+    }
+    const run = this.#runOf(shape.table);
+    if (run.ids.has(id)) return { full: shape.table };
+    const list = isDelete ? run.deletes : run.upserts;
+    if (!isDelete && !this.#bind(change, value, row, shape, run.upserts.bindings)) return "unfit";
+    list.at.push(at);
+    list.ids.push(id);
+    list.versions.push(version);
+    run.ids.add(id);
+    return "added";
+  }
+
+  #runOf(table: SyncedTable): Run {
+    let run = this.#runs.get(table);
+    if (run === undefined) {
+      run = {
+        table,
+        ids: new Set(),
+        upserts: { at: [], ids: [], versions: [], bindings: [] },
+        deletes: { at: [], ids: [], versions: [] },
+      };
+      this.#runs.set(table, run);
+    }
+    return run;
+  }
+
+  #shapeOf(tableName: string, row: JsonObject): Shape | undefined {
+    let shapes = this.#shapes.get(tableName);
+    if (shapes === undefined) {
+      shapes = [];
+      this.#shapes.set(tableName, shapes);
+    }
+    for (const shape of shapes) if (hasShape(row, shape)) return shape;
+    if (shapes.length >= SHAPES_PER_TABLE_MAX) return undefined;
+    const shape = readShape(tableName, row, this.#context.survey);
+    if (shape) shapes.push(shape);
+    return shape;
+  }
+
+  /** Adds the row's values, or nothing where one of them is not what it seems. */
+  #bind(
+    change: ReceivedChange,
+    value: JsonObject,
+    row: JsonObject,
+    shape: Shape,
+    bindings: Binding[],
+  ): boolean {
+    if (Object.hasOwn(value, "blobs") || Object.hasOwn(value, "texts")) return false;
+    const start = bindings.length;
+    const { columns } = shape.table;
+    for (let i = 0; i < columns.length; i++) {
+      const each = row[shape.nameByColumn[i]!]!;
+      const isBound =
+        typeof each === "string"
+          ? !(!this.#context.isOurs && columns[i]!.affinity === "blob" && each.startsWith("\\x"))
+          : typeof each === "number"
+            ? !change.delicate || bindsExactly(each, columns[i]!.affinity)
+            : each === null;
+      if (!isBound) {
+        bindings.length = start;
+        return false;
+      }
+      bindings.push(each as Binding);
+    }
+    return true;
+  }
+}
+
 /** Whole rows only: every column of the table, and no other but generated ones. */
-function shapeOf(change: ReceivedChange, survey: Survey): Shape | undefined {
-  const { value } = change;
-  if (!isObject(value)) return undefined;
-  const tableName = member(value, "table");
-  const row = member(value, "row");
-  if (typeof tableName !== "string" || !isObject(row)) return undefined;
+function readShape(tableName: string, row: JsonObject, survey: Survey): Shape | undefined {
   const table = survey.synced.get(nameKey(tableName));
+  // A user's trigger may refuse or change any row: each is looked at afterwards.
   if (!table || table.userTriggers.length > 0) return undefined;
   const names = Object.keys(row);
   const byKey = new Map(names.map((name) => [nameKey(name), name]));
   if (byKey.size !== names.length) return undefined;
   const nameByColumn = table.columns.map((column) => byKey.get(column.key));
   if (nameByColumn.includes(undefined)) return undefined;
-  const isKnown = (name: string) =>
-    table.columnByKey.has(nameKey(name)) || table.generated.has(nameKey(name));
-  if (!names.every(isKnown)) return undefined;
+  const isKnown = (key: string) => table.columnByKey.has(key) || table.generated.has(key);
+  if (![...byKey.keys()].every(isKnown)) return undefined;
   return {
     table,
-    tableName,
     names,
     nameByColumn: nameByColumn as string[],
     idName: byKey.get(table.id.key)!,
@@ -61,83 +192,18 @@ function shapeOf(change: ReceivedChange, survey: Survey): Shape | undefined {
   };
 }
 
-function rowInShape(change: ReceivedChange, shape: Shape): JsonObject | undefined {
-  const value = change.value as JsonObject | null;
-  if (value === null || typeof value !== "object" || change.repeatsMember || change.surrogates)
-    return undefined;
-  if (value["table"] !== shape.tableName) return undefined;
-  const op = value["op"];
-  if (op !== "INSERT" && op !== "UPDATE") return undefined;
-  if (Object.hasOwn(value, "blobs") || Object.hasOwn(value, "texts")) return undefined;
-  const row = value["row"];
-  if (!isObject(row)) return undefined;
+function hasShape(row: JsonObject, shape: Shape): boolean {
+  const { names } = shape;
   let i = 0;
   for (const name in row) {
-    if (name !== shape.names[i]) return undefined;
+    if (name !== names[i]) return false;
     i++;
   }
-  if (i !== shape.names.length) return undefined;
-  // With a delicate number in it, only columns whose affinity makes a plain binding exact will do.
-  return change.delicate &&
-    !shape.table.columns.every((c) =>
-      bindsExactly(row[shape.nameByColumn[shape.table.columns.indexOf(c)]!], c.affinity),
-    )
-    ? undefined
-    : row;
+  return i === names.length;
 }
 
 /** Whether JSON.parse and Bun's binding lose nothing for this column (DESIGN.md, "Values on the wire"). */
-function bindsExactly(value: JsonValue | undefined, affinity: string): boolean {
-  if (typeof value !== "number") return true;
+function bindsExactly(value: number, affinity: string): boolean {
   if (Math.abs(value) > Number.MAX_SAFE_INTEGER || Object.is(value, -0)) return false;
-  return (
-    !Number.isInteger(value) ||
-    affinity === "real" ||
-    affinity === "integer" ||
-    affinity === "numeric"
-  );
-}
-
-function bindRow(row: JsonObject, shape: Shape, bindings: Binding[], isOurs: boolean): boolean {
-  const start = bindings.length;
-  for (const [i, name] of shape.nameByColumn.entries()) {
-    const value = row[name]!;
-    const isBytes =
-      !isOurs &&
-      typeof value === "string" &&
-      value.startsWith("\\x") &&
-      shape.table.columns[i]!.affinity === "blob";
-    if ((typeof value === "object" && value !== null) || typeof value === "boolean" || isBytes) {
-      bindings.length = start;
-      return false;
-    }
-    bindings.push(value as Binding);
-  }
-  return true;
-}
-
-/** The run that begins at `from`, or undefined where it is too short to be worth it. */
-export function readRun(
-  batch: readonly ReceivedChange[],
-  from: number,
-  to: number,
-  context: { readonly survey: Survey; readonly nowMs: number; readonly isOurs: boolean },
-): Run | undefined {
-  if (to - from < RUN_ROWS_MIN) return undefined;
-  const shape = shapeOf(batch[from]!, context.survey);
-  if (!shape) return undefined;
-  const ids = new Set<string>();
-  const bindings: Binding[] = [];
-  const aheadMs = context.nowMs + VERSION_AHEAD_MS_MAX;
-  for (let i = from; i < to; i++) {
-    const row = rowInShape(batch[i]!, shape);
-    if (row === undefined) break;
-    const id = row[shape.idName];
-    const version = row[shape.versionName];
-    if (typeof id !== "string" || id === "" || ids.has(id)) break;
-    if (typeof version !== "number" || !Number.isSafeInteger(version) || version > aheadMs) break;
-    if (!bindRow(row, shape, bindings, context.isOurs)) break;
-    ids.add(id);
-  }
-  return ids.size < RUN_ROWS_MIN ? undefined : { shape, count: ids.size, ids: [...ids], bindings };
+  return !Number.isInteger(value) || (affinity !== "blob" && affinity !== "text");
 }

@@ -211,7 +211,7 @@ export type TriggerState =
   | "fine"
   /** All there, for another shape of the table or of an older version. */
   | "outdated"
-  /** One that writes the log is missing: writes may have gone unseen. */
+  /** One of them is missing: writes, or rows that REPLACE threw out, may have gone unseen. */
   | "missing";
 
 /** What stands in the file against what should. `name` finds the triggers by the table's current name. */
@@ -223,17 +223,39 @@ export function triggerState(db: Database, table: SyncedTable): TriggerState {
   const expected = captureTriggers(table, isTaken(all));
   const captures = (suffix: string) =>
     present.some((trigger) => trigger.name.toLowerCase().endsWith(suffix));
-  if (!["_ai", "_au", "_ad"].every(captures)) return "missing";
+  if (!["_bi", "_bu", "_ai", "_au", "_ad"].every(captures)) return "missing";
   const texts = new Set(present.map((trigger) => trigger.sql));
   return present.length === expected.length && expected.every((trigger) => texts.has(trigger.sql))
     ? "fine"
     : "outdated";
 }
 
+/**
+ * Whether a node of another make, which had the file meanwhile, captures every write in place of our
+ * triggers: some drop ours and make their own.
+ */
+export function isCapturedByOthers(db: Database, table: SyncedTable): boolean {
+  const capturing = readTriggers(db).filter(
+    (trigger) => nameKey(trigger.tbl_name) === table.key && isOursOrForeign(trigger),
+  );
+  const captures = (suffix: string) =>
+    capturing.some((trigger) => trigger.name.toLowerCase().endsWith(suffix));
+  return (
+    ["_ai", "_au", "_ad"].every(captures) &&
+    capturing.some((trigger) => !trigger.sql.includes(TRIGGER_MARK))
+  );
+}
+
 /** Replaces whatever captures this table by our triggers. */
 export function installTriggers(db: Database, table: SyncedTable): void {
-  dropTriggers(db, (trigger) => nameKey(trigger.tbl_name) === table.key);
-  for (const trigger of captureTriggers(table, isTaken(readTriggers(db)))) db.run(trigger.sql);
+  const wanted = captureTriggers(table, isTaken(readTriggers(db)));
+  const names = new Set(wanted.map((trigger) => nameKey(trigger.name)));
+  // One of that name may stand on a table that was put aside under another name.
+  dropTriggers(
+    db,
+    (trigger) => nameKey(trigger.tbl_name) === table.key || names.has(nameKey(trigger.name)),
+  );
+  for (const trigger of wanted) db.run(trigger.sql);
 }
 
 /** Takes capture triggers out of the file: of one table (nameKey), or all. */

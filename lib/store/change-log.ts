@@ -7,7 +7,10 @@ import type { JsonValue } from "../protocol/batch.ts";
 import { hashChange } from "../protocol/identity.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
-import { rowJsonOf } from "./table-writer.ts";
+import { rowJsonOf, withVersionSql } from "./table-writer.ts";
+
+/** Entries that were pruned from the log leave its mirror in lots of this many. */
+const MIRROR_PRUNE_ENTRIES = 50_000;
 
 /** What an entry takes besides its row, about. */
 const ENTRY_BYTES = 80;
@@ -15,6 +18,7 @@ const ENTRY_BYTES = 80;
 export class ChangeLog {
   readonly #db: Database;
   #mirroredThrough: number | undefined;
+  #mirroredFrom = 0;
 
   constructor(db: Database) {
     this.#db = db;
@@ -82,15 +86,15 @@ export class ChangeLog {
       .run(table.name, id, rowJson);
   }
 
-  /** The row as it stands, as a DELETE: for deletes that came without their row. */
-  announceRowAsDelete(table: SyncedTable, id: string): void {
+  /** The row as it stands, as a DELETE of this version: for deletes that came without their row. */
+  announceRowAsDelete(table: SyncedTable, id: string, version: number): void {
     const t = quoteName(table.name);
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'DELETE', ?, ?2, ${rowJsonOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+         SELECT 'DELETE', ?, ?2, ${withVersionSql(table, rowJsonOf(table), "?3")} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
       )
-      .run(table.name, id);
+      .run(table.name, id, version);
   }
 
   /**
@@ -98,33 +102,47 @@ export class ChangeLog {
    * write); deletes are rare, so a mirror in memory is brought up to date when one arrives.
    */
   holds(table: SyncedTable, id: string): boolean {
+    return this.heldOf(table, [id]).size > 0;
+  }
+
+  /** Which of these rows have an entry that waits for some peer. */
+  heldOf(table: SyncedTable, ids: readonly string[]): Set<string> {
     const oldest = this.#db
       .query<{ id: number | null }, []>("SELECT min(change_id) AS id FROM _changes")
       .get()!.id;
-    if (oldest === null) return false;
+    if (oldest === null) return new Set();
+    this.#bringMirrorUpToDate(oldest);
+    const held = this.#db
+      .query<{ id: string }, [string, string, number]>(
+        `SELECT e.value AS id FROM json_each(?2) AS e CROSS JOIN temp._hooksync_logged AS l
+         ON l.tbl = ?1 AND l.id = e.value AND l.change_id >= ?3`,
+      )
+      .all(table.name, JSON.stringify(ids), oldest);
+    return new Set(held.map((row) => row.id));
+  }
+
+  #bringMirrorUpToDate(oldest: number): void {
     if (this.#mirroredThrough === undefined) {
-      this.#db.run("DROP TABLE IF EXISTS temp._hooksync_logged");
       this.#db.run(
-        "CREATE TABLE temp._hooksync_logged(tbl TEXT, id TEXT, change_id INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID",
+        "CREATE TABLE IF NOT EXISTS temp._hooksync_logged(tbl TEXT, id TEXT, change_id INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID",
       );
+      this.#db.run("DELETE FROM temp._hooksync_logged");
       this.#mirroredThrough = 0;
+      this.#mirroredFrom = oldest;
     }
     const newest = this.newest();
-    if (newest > this.#mirroredThrough) {
-      this.#db
-        .query(
-          `INSERT INTO temp._hooksync_logged(tbl, id, change_id)
-           SELECT table_name, row_id, change_id FROM _changes WHERE change_id > ? AND row_id IS NOT NULL
-           ON CONFLICT(tbl, id) DO UPDATE SET change_id = excluded.change_id`,
-        )
-        .run(this.#mirroredThrough);
-      this.#mirroredThrough = newest;
-    }
-    const entry = this.#db
-      .query<{ change_id: number }, [string, string]>(
-        "SELECT change_id FROM temp._hooksync_logged WHERE tbl = ? AND id = ?",
+    if (newest <= this.#mirroredThrough) return;
+    this.#db
+      .query(
+        `INSERT INTO temp._hooksync_logged(tbl, id, change_id)
+         SELECT table_name, row_id, change_id FROM _changes
+         WHERE change_id > ? AND row_id IS NOT NULL AND table_name IS NOT NULL
+         ON CONFLICT(tbl, id) DO UPDATE SET change_id = excluded.change_id`,
       )
-      .get(table.name, id);
-    return entry !== null && entry.change_id >= oldest;
+      .run(this.#mirroredThrough);
+    this.#mirroredThrough = newest;
+    if (oldest - this.#mirroredFrom < MIRROR_PRUNE_ENTRIES) return;
+    this.#db.query("DELETE FROM temp._hooksync_logged WHERE change_id < ?").run(oldest);
+    this.#mirroredFrom = oldest;
   }
 }

@@ -1,15 +1,21 @@
 /**
  * What could not be applied here, or was refused by a peer, kept with its reason: nothing received or
- * written is ever dropped without a trace. One entry per (direction, peer, table, id, reason); of a
- * received row the newest version stays.
+ * written is ever dropped without a trace. Of a received row one entry per (table, id, reason) stays, the
+ * newest version; changes of one version that differ stay side by side, and changes that do not even
+ * say which row they mean are all kept.
  */
 import type { Database, Statement } from "bun:sqlite";
 import { HookSyncError } from "../base/errors.ts";
+import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
+import type { Failure } from "./apply-parts.ts";
+import type { Origin } from "./healing.ts";
 import type { ParkCode, Parking } from "./read-change.ts";
 
 export interface Parked {
   readonly deadId: number;
+  /** Who sent it, for people; `origin` is what healing needs to know of it. */
   readonly peer: string;
+  readonly origin: Origin;
   readonly table: string | null;
   readonly id: string | null;
   readonly code: ParkCode;
@@ -29,6 +35,8 @@ export interface DeadLetterCounts {
 interface ParkedRow {
   dead_id: number;
   peer: string;
+  origin: string | null;
+  is_foreign: number | null;
   table_name: string | null;
   row_id: string | null;
   code: ParkCode;
@@ -38,154 +46,219 @@ interface ParkedRow {
   parked_at: number;
 }
 
+interface KnownEntry {
+  readonly dead_id: number;
+  readonly version: number | null;
+  readonly size: number;
+  readonly same: number;
+}
+
 /** Pauses between tries of a parked change: it may be mended any time, or never. */
 const RETRY_PAUSES_MS = [10_000, 60_000, 600_000, 3_600_000, 24 * 3_600_000];
 /** Tried at once per round, so that a round stays a short transaction. */
 const RETRIES_PER_ROUND = 500;
 
 const SELECT_SQL = `
-  SELECT dead_id, peer, table_name, row_id, code, version, change, retry_count, parked_at
+  SELECT dead_id, peer, origin, is_foreign, table_name, row_id, code, version, change, retry_count, parked_at
   FROM _dead_letter
   WHERE direction = 'received' AND`;
 
 export class DeadLetters {
   readonly #db: Database;
   readonly #bytesMax: number;
-  readonly #find: Statement<
-    { dead_id: number; version: number | null; size: number },
-    [string, string | null, string | null, string]
-  >;
+  readonly #find: Statement<KnownEntry, [string | null, string | null, string, string]>;
   readonly #insert: Statement;
   readonly #replace: Statement;
-  readonly #remove: Statement<unknown, [number]>;
+  readonly #remove: Statement<{ size: number }, [number]>;
+  readonly #waiting: Statement<unknown, []>;
+  readonly #dataVersion: Statement<{ data_version: number }, []>;
+  /** Of received changes; what this transaction added apart, so that a rollback takes it back. */
   #bytes: number;
+  #bytesAdded = 0;
+  #bytesReadAt: number;
 
   constructor(db: Database, bytesMax: number) {
     this.#db = db;
     this.#bytesMax = bytesMax;
     this.#find = db.prepare(
-      `SELECT dead_id, version, length(change) AS size FROM _dead_letter
-       WHERE direction = 'received' AND peer IS ? AND table_name IS ? AND row_id IS ? AND reason = ?`,
+      `SELECT dead_id, version, octet_length(change) AS size, change = ?4 AS same FROM _dead_letter
+       WHERE direction = 'received' AND table_name IS ?1 AND row_id IS ?2 AND reason = ?3`,
     );
     this.#insert = db.prepare(
-      `INSERT INTO _dead_letter(op, row_id, row_data, failed_at, retry_count, direction, peer, table_name, reason, code, version, change, parked_at, retry_at)
-       VALUES ($op, $id, CASE WHEN json_valid($change) THEN json_extract($change, '$.row') END, $nowMs, 0, 'received', $peer, $table, $reason, $code, $version, $change, $nowMs, $retryAt)`,
+      `INSERT INTO _dead_letter(op, row_id, failed_at, retry_count, direction, peer, origin, is_foreign, table_name, reason, code, version, change, parked_at, retry_at)
+       VALUES ($op, $id, $nowMs, 0, 'received', $peer, $origin, $isForeign, $table, $reason, $code, $version, $change, $nowMs, $retryAt)`,
     );
     this.#replace = db.prepare(
-      `UPDATE _dead_letter SET op = $op, row_data = CASE WHEN json_valid($change) THEN json_extract($change, '$.row') END, failed_at = $nowMs,
+      `UPDATE _dead_letter SET op = $op, failed_at = $nowMs, peer = $peer, origin = $origin, is_foreign = $isForeign,
          code = $code, version = $version, change = $change, retry_at = $retryAt
        WHERE dead_id = $deadId`,
     );
-    this.#remove = db.prepare("DELETE FROM _dead_letter WHERE dead_id = ?");
+    this.#remove = db.prepare(
+      "DELETE FROM _dead_letter WHERE dead_id = ? RETURNING octet_length(change) AS size",
+    );
+    this.#waiting = db.prepare("SELECT 1 FROM _dead_letter WHERE code = 'unique' LIMIT 1");
+    this.#dataVersion = db.prepare("PRAGMA data_version");
     this.#bytes = this.#readBytes();
+    this.#bytesReadAt = this.#dataVersion.get()!.data_version;
+  }
+
+  /** After a commit. */
+  committed(): void {
+    this.#bytes += this.#bytesAdded;
+    this.#bytesAdded = 0;
   }
 
   /** After a rollback. */
   forget(): void {
-    this.#bytes = this.#readBytes();
+    this.#bytesAdded = 0;
   }
 
   #readBytes(): number {
     return this.#db
       .query<{ bytes: number }, []>(
-        "SELECT coalesce(sum(length(change)), 0) AS bytes FROM _dead_letter WHERE direction = 'received'",
+        "SELECT coalesce(sum(octet_length(change)), 0) AS bytes FROM _dead_letter WHERE direction = 'received'",
       )
       .get()!.bytes;
   }
 
-  /** Keeps a received change. Throws where the limit is reached: the batch is not acknowledged then. */
+  /** Throws where the limit is reached: the batch is not acknowledged then. */
+  #addBytes(bytes: number): void {
+    this.#bytesAdded += bytes;
+    if (bytes <= 0 || this.#bytes + this.#bytesAdded <= this.#bytesMax) return;
+    // A person may have made room meanwhile.
+    const dataVersion = this.#dataVersion.get()!.data_version;
+    if (dataVersion !== this.#bytesReadAt) {
+      this.#bytesReadAt = dataVersion;
+      this.#bytes = this.#readBytes() - this.#bytesAdded;
+      if (this.#bytes + this.#bytesAdded <= this.#bytesMax) return;
+    }
+    throw new HookSyncError(
+      "disk-full",
+      `the parked changes reached their limit of ${this.#bytesMax} bytes`,
+      "Look at _dead_letter (reason), mend or delete what is there, or raise --parked-limit.",
+    );
+  }
+
+  /** Keeps a received change. */
   park(
     parking: Parking,
-    peer: string,
+    from: { readonly peer: string; readonly origin: Origin },
     change: string,
     nowMs: number,
-    retryAtMs: number | null,
   ): void {
-    const known = this.#find.get(peer, parking.table, parking.id, parking.reason);
-    this.#bytes += change.length - (known?.size ?? 0);
-    if (this.#bytes > this.#bytesMax) {
-      throw new HookSyncError(
-        "disk-full",
-        `the parked changes reached their limit of ${this.#bytesMax} bytes`,
-        "Look at _dead_letter (reason), mend or delete what is there, or raise --parked-limit.",
-      );
-    }
+    const known = this.#find.all(parking.table, parking.id, parking.reason, change);
+    const verdict = judgeEntry(parking, known);
+    if (verdict.kind === "ignore") return;
     const values = {
       op: parking.op,
+      peer: from.peer,
+      origin: from.origin.name,
+      isForeign: from.origin.isForeign ? 1 : 0,
       code: parking.code,
       version: parking.version,
       change,
       nowMs,
-      retryAt: retryAtMs,
+      retryAt: retryAtMs(parking.code, parking.version, 0, nowMs),
     };
-    if (known === null) {
-      this.#insert.run({
-        ...values,
-        id: parking.id,
-        peer,
-        table: parking.table,
-        reason: parking.reason,
-      });
-    } else if (known.version === null || (parking.version ?? 0) >= known.version) {
-      this.#replace.run({ ...values, deadId: known.dead_id });
+    const size = Buffer.byteLength(change);
+    if (verdict.kind === "add") {
+      const { id, table, reason } = parking;
+      this.#insert.run({ ...values, id, table, reason });
+      this.#addBytes(size);
+      return;
     }
+    const [first, ...others] = verdict.entries;
+    this.#replace.run({ ...values, deadId: first!.dead_id });
+    this.#addBytes(size - first!.size);
+    for (const other of others) this.remove(other.dead_id);
   }
 
   /** Keeps what lost against another row on a unique key; never tried again. */
   keepLoser(
     entry: {
-      op: string;
-      table: string;
-      id: string;
-      version: number;
-      change: string;
-      reason: string;
+      readonly table: string;
+      readonly id: string;
+      readonly version: number;
+      readonly change: string;
+      readonly reason: string;
     },
     nowMs: number,
   ): void {
     this.#db
       .query(
-        `INSERT INTO _dead_letter(op, row_id, row_data, failed_at, retry_count, direction, peer, table_name, reason, code, version, change, parked_at)
-         VALUES ($op, $id, json_extract($change, '$.row'), $nowMs, 0, 'received', 'this node', $table, $reason, 'lost', $version, $change, $nowMs)`,
+        `INSERT INTO _dead_letter(op, row_id, failed_at, retry_count, direction, peer, table_name, reason, code, version, change, parked_at)
+         VALUES ('DELETE', $id, $nowMs, 0, 'received', 'this node', $table, $reason, 'lost', $version, $change, $nowMs)`,
       )
       .run({ ...entry, nowMs });
+    this.#addBytes(Buffer.byteLength(entry.change));
   }
 
   remove(deadId: number): void {
-    this.#remove.run(deadId);
-    this.#bytes = this.#readBytes();
+    const removed = this.#remove.get(deadId);
+    if (removed) this.#bytesAdded -= removed.size;
   }
 
   /** It was tried and is still not possible. */
-  postpone(parked: Parked, reason: string, code: ParkCode, nowMs: number): void {
-    const pause = RETRY_PAUSES_MS[Math.min(parked.retryCount, RETRY_PAUSES_MS.length - 1)]!;
+  postpone(parked: Parked, failure: Failure, nowMs: number): void {
+    const { code, reason } = failure;
+    for (const other of this.#find.all(parked.table, parked.id, reason, parked.change)) {
+      if (other.dead_id === parked.deadId || parked.id === null) continue;
+      // Another version of the row waits for the same reason: the newer one is enough.
+      if ((other.version ?? 0) > (parked.version ?? 0)) {
+        this.remove(parked.deadId);
+        return;
+      }
+      if ((other.version ?? 0) < (parked.version ?? 0)) this.remove(other.dead_id);
+    }
+    const retryCount = parked.retryCount + 1;
     this.#db
       .query(
-        "UPDATE _dead_letter SET retry_count = retry_count + 1, reason = ?, code = ?, failed_at = ?, retry_at = ? WHERE dead_id = ?",
+        "UPDATE _dead_letter SET retry_count = ?, reason = ?, code = ?, failed_at = ?, retry_at = ? WHERE dead_id = ?",
       )
-      .run(reason, code, nowMs, code === "unique" ? nowMs : nowMs + pause, parked.deadId);
+      .run(
+        retryCount,
+        reason,
+        code,
+        nowMs,
+        retryAtMs(code, parked.version, retryCount, nowMs),
+        parked.deadId,
+      );
   }
 
   /** Parked changes whose time has come, oldest first. */
   due(nowMs: number): Parked[] {
-    return this.#read(
-      `code <> 'unique' AND retry_at <= ? ORDER BY retry_at LIMIT ${RETRIES_PER_ROUND}`,
-      nowMs,
-    );
+    return this.#read(`retry_at <= ? ORDER BY retry_at, dead_id LIMIT ${RETRIES_PER_ROUND}`, nowMs);
   }
 
-  /** Those that wait for another row to give up a unique value. */
+  /** Whether any waits for another row to give up a unique value. */
+  get hasWaiting(): boolean {
+    return this.#waiting.get() !== null;
+  }
+
+  /** Those, the longest untried first. */
   waitingOnUnique(): Parked[] {
-    return this.#read(`code = 'unique' ORDER BY dead_id LIMIT ${RETRIES_PER_ROUND}`);
+    if (!this.hasWaiting) return [];
+    return this.#read(`code = 'unique' ORDER BY failed_at, dead_id LIMIT ${RETRIES_PER_ROUND}`);
   }
 
-  /** Makes those due that a change of the schema may have mended. */
-  wake(nowMs: number): void {
+  /** The newest change that waits on a unique key for this row, or undefined. */
+  waitingOf(table: string, id: string): Parked | undefined {
+    return this.#read(
+      "code = 'unique' AND table_name = ? AND row_id = ? ORDER BY version DESC LIMIT 1",
+      table,
+      id,
+    )[0];
+  }
+
+  /** Makes those due that a change of the schema may have mended; `tables` (nameKeys) are there now. */
+  wake(nowMs: number, tables: Iterable<string>): void {
     this.#db
       .query(
-        "UPDATE _dead_letter SET retry_at = ? WHERE direction = 'received' AND code IN ('unknown-table', 'constraint', 'trigger')",
+        `UPDATE _dead_letter SET retry_at = ?1
+         WHERE direction = 'received' AND (code IN ('constraint', 'trigger')
+           OR code = 'unknown-table' AND lower(table_name) IN (SELECT value FROM json_each(?2)))`,
       )
-      .run(nowMs);
+      .run(nowMs, JSON.stringify([...tables]));
   }
 
   /** When the next parked change is due, or undefined. */
@@ -193,19 +266,21 @@ export class DeadLetters {
     return (
       this.#db
         .query<{ at: number | null }, []>(
-          "SELECT min(retry_at) AS at FROM _dead_letter WHERE direction = 'received' AND code <> 'unique' AND retry_at IS NOT NULL",
+          "SELECT min(retry_at) AS at FROM _dead_letter WHERE retry_at IS NOT NULL",
         )
         .get()!.at ?? undefined
     );
   }
 
-  #read(condition: string, ...bindings: number[]): Parked[] {
+  #read(condition: string, ...bindings: (number | string)[]): Parked[] {
     return this.#db
-      .query<ParkedRow, number[]>(`${SELECT_SQL} ${condition}`)
+      .query<ParkedRow, (number | string)[]>(`${SELECT_SQL} ${condition}`)
       .all(...bindings)
       .map((row) => ({
         deadId: row.dead_id,
         peer: row.peer,
+        // One that an earlier version of this program parked counts as ours: nobody is answered.
+        origin: { name: row.origin ?? row.peer, isForeign: row.is_foreign === 1 },
         table: row.table_name,
         id: row.row_id,
         code: row.code,
@@ -242,5 +317,48 @@ export class DeadLetters {
         "SELECT count(*) AS \"all\", coalesce(sum(direction = 'received'), 0) AS parked FROM _dead_letter",
       )
       .get()!;
+  }
+}
+
+type EntryVerdict =
+  | { readonly kind: "add" }
+  | { readonly kind: "ignore" }
+  /** It takes the place of these. */
+  | { readonly kind: "replace"; readonly entries: readonly KnownEntry[] };
+
+/** What a change means for the entries of its row and reason that are there already. */
+function judgeEntry(parking: Parking, known: readonly KnownEntry[]): EntryVerdict {
+  const same = known.find((entry) => entry.same === 1);
+  if (same) return { kind: "replace", entries: [same] };
+  if (known.length === 0 || parking.id === null) return { kind: "add" };
+  const version = parking.version ?? 0;
+  const newest = Math.max(...known.map((entry) => entry.version ?? 0));
+  if (version < newest) return { kind: "ignore" };
+  // Without a version the last to arrive is the newest.
+  if (version > newest || parking.version === null) return { kind: "replace", entries: known };
+  // An UPDATE and the DELETE after it have their version in common, and so have the sides of a tie.
+  return { kind: "add" };
+}
+
+/** When to try again by itself; null for never: what waits for a table, and what can never apply. */
+function retryAtMs(
+  code: ParkCode,
+  version: number | null,
+  retryCount: number,
+  nowMs: number,
+): number | null {
+  switch (code) {
+    case "malformed":
+    case "unknown-table":
+    case "unique":
+      return null;
+    case "ahead":
+      return (version ?? 0) - VERSION_AHEAD_MS_MAX;
+    case "constraint":
+    case "trigger":
+      // At first at the end of its batch.
+      return retryCount === 0
+        ? nowMs
+        : nowMs + RETRY_PAUSES_MS[Math.min(retryCount, RETRY_PAUSES_MS.length) - 1]!;
   }
 }

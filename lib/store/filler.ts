@@ -207,17 +207,19 @@ export class Filler {
    * peer knows each column's version as we do.
    */
   #logNoted(url: string, table: SyncedTable, id: string): boolean {
-    const notes = this.#options.columnNotes.of(table.key, id);
-    if (notes.size === 0) return false;
     const writer = this.#options.writerFor(table);
     const stamp = writer.stamp(id);
+    const version = stamp === undefined || stamp === "odd" ? 0 : stamp;
     const values = new Map<string, { name: string; value: Value }>();
+    const cells = new Map<string, Value>();
     for (const [key, value] of writer.content(id) ?? []) {
       const column = table.columnByKey.get(key)!;
-      if (column !== table.id && column !== table.version)
-        values.set(key, { name: column.name, value });
+      if (column === table.id || column === table.version) continue;
+      values.set(key, { name: column.name, value });
+      cells.set(key, value);
     }
-    const version = stamp === undefined || stamp === "odd" ? 0 : stamp;
+    const notes = this.#options.columnNotes.of(table.key, id, version, cells);
+    if (notes.size === 0) return false;
     const names = { id: table.id.name, version: table.version.name };
     for (const row of rowsByVersion({ id, version, values, notes }, names)) {
       this.#db

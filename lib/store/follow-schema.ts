@@ -57,6 +57,12 @@ export function carryTable(db: Database, from: string, to: string, settledThroug
     db.prepare(`UPDATE OR REPLACE ${own} SET tbl = ? WHERE tbl = ?`).run(nameKey(to), key);
   }
   db.prepare("UPDATE _hooksync_noted SET tbl = ? WHERE tbl = ?").run(to, from);
+  for (const about of ["announce", "zeroed"]) {
+    db.prepare("UPDATE OR REPLACE _hooksync SET key = ? WHERE key = ?").run(
+      `${about}:${nameKey(to)}`,
+      `${about}:${key}`,
+    );
+  }
   const selection = readSelection(db);
   if (!selection?.names.includes(key)) return;
   writeSelection(db, {
@@ -75,26 +81,48 @@ export function followColumns(
   before: readonly string[],
   settledThrough: number,
 ): boolean {
-  const columns = table.columns.map((column) => column.name);
-  // Added ones stand at the end, and none can go while triggers name it: the rest was renamed in place.
-  const isRename = columns.length >= before.length && before.some((name, i) => name !== columns[i]);
-  if (isRename) {
-    for (const [i, name] of before.entries()) {
-      if (columns[i] !== name) renameColumn(db, table, name, columns[i]!);
-    }
-  }
+  const isRename = renameColumns(db, table, before);
   captureAgain(db, table, settledThrough);
   return isRename;
 }
 
-/** RENAME COLUMN leaves the JSON keys of what was captured under the old name. */
+/** RENAME COLUMN leaves the JSON keys of what was captured under the old name. Says whether there was one. */
+export function renameColumns(
+  db: Database,
+  table: SyncedTable,
+  before: readonly string[],
+): boolean {
+  const columns = table.columns.map((column) => column.name);
+  // Added ones stand at the end, and none can go while triggers name it: the rest was renamed in place.
+  if (columns.length < before.length) return false;
+  const renames = before
+    .map((from, i) => ({ from, to: columns[i]! }))
+    .filter(({ from, to }) => from !== to);
+  const isSwap = renames.some(({ to }) => before.some((from) => nameKey(from) === nameKey(to)));
+  for (const [i, { from, to }] of renames.entries()) {
+    renameColumn(db, table, from, isSwap ? `${PASSING_NAME}${i}` : to);
+  }
+  if (isSwap) {
+    for (const [i, { to }] of renames.entries()) renameColumn(db, table, `${PASSING_NAME}${i}`, to);
+  }
+  return renames.length > 0;
+}
+
+/** Where columns take over each other's names, all leave their own before any gets its new one. */
+const PASSING_NAME = "_hooksync_renamed_";
+
 function renameColumn(db: Database, table: SyncedTable, from: string, to: string): void {
   const path = quoteText(jsonPath(from));
-  db.prepare(
-    `UPDATE _changes
-     SET row_data = json_set(json_remove(row_data, ${path}), ?, json(row_data -> ${path}))
-     WHERE table_name = ? AND json_valid(row_data) AND json_type(row_data, ${path}) IS NOT NULL`,
-  ).run(jsonPath(to), table.name);
+  for (const [log, row, name] of [
+    ["_changes", "row_data", "table_name"],
+    ["_hooksync_noted", "row", "tbl"],
+  ]) {
+    db.prepare(
+      `UPDATE ${log}
+       SET ${row} = json_set(json_remove(${row}, ${path}), ?, json(${row} -> ${path}))
+       WHERE ${name} = ? AND json_valid(${row}) AND json_type(${row}, ${path}) IS NOT NULL`,
+    ).run(jsonPath(to), table.name);
+  }
   renameColumnNotes(db, table, nameKey(from), nameKey(to));
 }
 
@@ -118,8 +146,8 @@ function renameColumnNotes(db: Database, table: SyncedTable, from: string, to: s
   db.prepare("DELETE FROM _hooksync_columns WHERE tbl = ? AND col = ?").run(table.key, from);
 }
 
-/** Entries logged by triggers of another shape: the row as it is now replaces what they captured. */
-function captureAgain(db: Database, table: SyncedTable, settledThrough: number): void {
+/** Entries logged by triggers of another shape or make: the row as it is now replaces what they captured. */
+export function captureAgain(db: Database, table: SyncedTable, settledThrough: number): void {
   const t = quoteName(table.name);
   const id = quoteName(table.id.name);
   db.prepare(

@@ -7,7 +7,8 @@
  * Invariants:
  *   H1  at most one announcement per row per second; one held back goes out when the second is over.
  *   H2  one schedule per row: again after 1 minute, 10 minutes, 1 hour, then daily, until every foreign
- *       peer has had nothing left to send since.
+ *       peer has had nothing left to send since, and once after that: a message that a peer had waiting
+ *       for another may have undone every answer so far.
  */
 import type { Database, Statement } from "bun:sqlite";
 import type { ChangeLog } from "./change-log.ts";
@@ -32,9 +33,16 @@ export interface HealingOptions {
 
 const ANNOUNCE_PAUSE_MS = 1_000;
 const DAY_MS = 24 * 3_600_000;
+/** Of a row whose next announcement is the last. */
+const LAST_STEP = 1_000;
 const REPEAT_PAUSES_MS = [60_000, 600_000, 3_600_000, DAY_MS];
 /** Per round, so that repeats never hold the lock for long. */
 const DUE_ROWS_MAX = 200;
+
+/** What is held back (step 0) stays so and goes out at its time; else the schedule begins again. */
+const CONTEST_AGAIN_SQL = `
+  ON CONFLICT(tbl, id) DO UPDATE SET step = min(step, 1), since = excluded.since,
+    due_at = min(due_at, excluded.due_at)`;
 
 interface ContestedRow {
   readonly step: number;
@@ -48,9 +56,10 @@ export class Healing {
   readonly #tombstones: Tombstones;
   readonly #find: Statement<ContestedRow, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number, number, number]>;
-  readonly #origin: Statement<{ origin: string; is_foreign: number }, [string, string]>;
-  readonly #setOrigin: Statement<unknown, [string, string, string, number, number]>;
+  readonly #contest: Statement<unknown, [string, string, number, number, number, number]>;
+  readonly #setOrigins: Statement<unknown, [string, string, number]>;
   #isActive: boolean;
+  #hasHub: boolean;
 
   constructor(options: HealingOptions) {
     this.#db = options.db;
@@ -64,14 +73,22 @@ export class Healing {
        ON CONFLICT(tbl, id) DO UPDATE SET step = excluded.step, since = excluded.since,
          announced_at = excluded.announced_at, due_at = excluded.due_at`,
     );
-    this.#origin = this.#db.prepare(
-      "SELECT origin, is_foreign FROM _hooksync_origins WHERE tbl = ? AND id = ?",
+    this.#contest = this.#db.prepare(
+      `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+       SELECT ?1, e.value ->> 0, 1, ?3, 0, ?4
+       FROM json_each(?2) AS e LEFT JOIN _hooksync_origins AS o ON o.tbl = ?1 AND o.id = e.value ->> 0
+       WHERE CASE WHEN ?5 THEN o.origin <> e.value ->> 1 OR o.is_mixed OR (?6 AND e.value ->> 1 = '${LOCAL_ORIGIN.name}')
+             ELSE o.origin <> e.value ->> 1 AND (o.is_foreign OR e.value ->> 2) END
+       ${CONTEST_AGAIN_SQL}`,
     );
-    this.#setOrigin = this.#db.prepare(
-      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, seen_at) VALUES (?, ?, ?, ?, ?)
-       ON CONFLICT(tbl, id) DO UPDATE SET origin = excluded.origin, is_foreign = excluded.is_foreign, seen_at = excluded.seen_at`,
+    this.#setOrigins = this.#db.prepare(
+      `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at)
+       SELECT ?1, value ->> 0, value ->> 1, value ->> 2, 0, ?3 FROM json_each(?2) WHERE true
+       ON CONFLICT(tbl, id) DO UPDATE SET is_mixed = is_mixed OR origin <> excluded.origin,
+         origin = excluded.origin, is_foreign = excluded.is_foreign, seen_at = excluded.seen_at`,
     );
     this.#isActive = setting(this.#db, "foreign") !== null;
+    this.#hasHub = setting(this.#db, "hub") !== null;
   }
 
   get isActive(): boolean {
@@ -83,10 +100,37 @@ export class Healing {
     if (this.#isActive) return;
     setSetting(this.#db, "foreign", nowMs);
     this.#isActive = true;
+    // What is still on its way may be overtaken like anything written from now on.
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_origins(tbl, id, origin, is_foreign, is_mixed, seen_at)
+         SELECT DISTINCT lower(table_name), row_id, ?, 0, 0, ? FROM _changes
+         WHERE table_name IS NOT NULL AND row_id IS NOT NULL
+         ON CONFLICT(tbl, id) DO NOTHING`,
+      )
+      .run(LOCAL_ORIGIN.name, nowMs);
+  }
+
+  /**
+   * A peer is a hub. It forwards in no particular order, so that a delete of ours may overtake the change
+   * before it: every delete made here is contested from now on, and those that went already.
+   */
+  meetHub(nowMs: number): void {
+    if (this.#hasHub) return;
+    setSetting(this.#db, "hub", nowMs);
+    this.#hasHub = true;
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+         SELECT tbl, id, 1, ?1, 0, ?1 + ?2 FROM _hooksync_tombstones WHERE true
+         ON CONFLICT(tbl, id) DO NOTHING`,
+      )
+      .run(nowMs, REPEAT_PAUSES_MS[0]!);
   }
 
   forget(): void {
     this.#isActive = setting(this.#db, "foreign") !== null;
+    this.#hasHub = setting(this.#db, "hub") !== null;
   }
 
   /** Rule 1: a foreign change lost against the row that stands here. Returns entries made. */
@@ -118,23 +162,39 @@ export class Healing {
     return this.#announce(writer.table, id, nowMs);
   }
 
-  /** Rule 3: keeps where the last change of a row came from, and contests what came from two places. */
+  /**
+   * Rule 3: keeps where the last change of a row came from, and contests what came from two places. A
+   * delete is contested when any two changes since the last quiet came from different places: the one
+   * of them that a foreign peer gets last may be from before the delete.
+   */
   note(table: SyncedTable, id: string, origin: Origin, isDelete: boolean, nowMs: number): void {
-    if (!this.#isActive) return;
-    const before = this.#origin.get(table.key, id);
-    this.#setOrigin.run(table.key, id, origin.name, origin.isForeign ? 1 : 0, nowMs);
-    if (before === null || before.origin === origin.name) return;
-    if (!isDelete && before.is_foreign === 0 && !origin.isForeign) return;
-    const known = this.#find.get(table.key, id);
+    if (this.#isActive) this.noteMany(table, [id], [origin], isDelete, nowMs);
+  }
+
+  /** The same for many rows; `origins` go with `ids`. */
+  noteMany(
+    table: SyncedTable,
+    ids: readonly string[],
+    origins: readonly Origin[],
+    isDelete: boolean,
+    nowMs: number,
+  ): void {
+    if (!this.#isActive || ids.length === 0) return;
+    const rows = JSON.stringify(ids.map((id, i) => [id, origins[i]!.name, origins[i]!.isForeign]));
     const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
-    this.#put.run(
-      table.key,
-      id,
-      1,
-      nowMs,
-      known?.announced_at ?? 0,
-      known ? Math.min(known.due_at, dueMs) : dueMs,
-    );
+    this.#contest.run(table.key, rows, nowMs, dueMs, isDelete ? 1 : 0, this.#hasHub ? 1 : 0);
+    this.#setOrigins.run(table.key, rows, nowMs);
+  }
+
+  /** Foreign peers may hold something else of this row: it is announced again by and by. */
+  contest(table: SyncedTable, id: string, nowMs: number): void {
+    if (!this.#isActive) return;
+    this.#db
+      .query(
+        `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
+         VALUES (?, ?, 1, ?, 0, ?) ${CONTEST_AGAIN_SQL}`,
+      )
+      .run(table.key, id, nowMs, nowMs + REPEAT_PAUSES_MS[0]!);
   }
 
   /** Announces what is due; `tableOf` finds a synced table by its key. Returns entries made. */
@@ -144,14 +204,19 @@ export class Healing {
         `SELECT tbl, id, step FROM _hooksync_contested WHERE due_at <= ? ORDER BY due_at LIMIT ${DUE_ROWS_MAX}`,
       )
       .all(nowMs);
+    const drop = this.#db.query("DELETE FROM _hooksync_contested WHERE tbl = ? AND id = ?");
     let entries = 0;
     for (const { tbl, id, step } of due) {
       const table = tableOf(tbl);
       if (table === undefined || !this.#emit(table, id)) {
-        this.#db.query("DELETE FROM _hooksync_contested WHERE tbl = ? AND id = ?").run(tbl, id);
+        drop.run(tbl, id);
         continue;
       }
       entries++;
+      if (step >= LAST_STEP) {
+        drop.run(tbl, id);
+        continue;
+      }
       const pause = REPEAT_PAUSES_MS[Math.min(step, REPEAT_PAUSES_MS.length - 1)]!;
       this.#db
         .query(
@@ -172,9 +237,18 @@ export class Healing {
     );
   }
 
-  /** Every foreign peer has shown since `quietMs` that it has nothing left to send: no more repeats. */
-  quietSince(quietMs: number): void {
-    this.#db.query("DELETE FROM _hooksync_contested WHERE since < ? AND step > 0").run(quietMs);
+  /**
+   * Every foreign peer has shown since `quietMs` that it has nothing left to send. Rows contested before
+   * that are announced once more, and then no longer.
+   */
+  quietSince(quietMs: number, nowMs: number): void {
+    // What the foreign peers sent each other last may have undone every answer so far: once more.
+    this.#db
+      .query(
+        `UPDATE _hooksync_contested SET step = ${LAST_STEP}, due_at = min(due_at, ?)
+         WHERE since < ? AND step > 0 AND step < ${LAST_STEP}`,
+      )
+      .run(nowMs + REPEAT_PAUSES_MS[0]!, quietMs);
     this.#db.query("DELETE FROM _hooksync_origins WHERE seen_at < ?").run(quietMs);
   }
 

@@ -8,6 +8,8 @@ import type { Clock } from "../base/clock.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
 
+/** So few are counted quickly; if it took long, the machine was busy, not the table large. */
+const ROWS_QUICK_MAX = 200_000;
 /** A count that takes no longer is made on every call. */
 const QUICK_MS_MAX = 4;
 /** Counting may take this share of the time at most: one part in … */
@@ -38,7 +40,12 @@ export class ItemCounter {
   #countOf(table: SyncedTable): number {
     const startMs = this.#clock.monotonicMs();
     const known = this.#counts.get(table.key);
-    if (known && known.tookMs > QUICK_MS_MAX && startMs - known.atMs < known.tookMs * PAUSE_FACTOR)
+    if (
+      known &&
+      known.rows > ROWS_QUICK_MAX &&
+      known.tookMs > QUICK_MS_MAX &&
+      startMs - known.atMs < known.tookMs * PAUSE_FACTOR
+    )
       return known.rows;
     const { rows } = this.#db
       .query<{ rows: number }, []>(`SELECT count(*) AS rows FROM ${quoteName(table.name)}`)

@@ -5,13 +5,28 @@
  */
 import type { Database } from "bun:sqlite";
 import { HookSyncError } from "../base/errors.ts";
+import { isWord, nameKey, tokenize } from "./sql.ts";
 
-const CONTRACT_TABLES: Readonly<Record<string, readonly string[]>> = {
-  _meta: ["key", "value"],
-  _changes: ["change_id", "op", "row_id", "row_data"],
-  _dead_letter: ["dead_id", "op", "row_id", "row_data"],
-  _peer_state: ["peer_url", "last_acked"],
-};
+interface ContractTable {
+  readonly name: string;
+  readonly key: string;
+  /** Every layout has these. */
+  readonly columns: readonly string[];
+  /** Given out by SQLite, and never twice: a watermark must not meet an old number again. */
+  readonly isNumbered: boolean;
+}
+
+const CONTRACT_TABLES: readonly ContractTable[] = [
+  { name: "_meta", key: "key", columns: ["value"], isNumbered: false },
+  {
+    name: "_changes",
+    key: "change_id",
+    columns: ["op", "row_id", "row_data"],
+    isNumbered: true,
+  },
+  { name: "_dead_letter", key: "dead_id", columns: ["op", "row_id", "row_data"], isNumbered: true },
+  { name: "_peer_state", key: "peer_url", columns: ["last_acked"], isNumbered: false },
+];
 
 const CREATE_CONTRACT_SQL = `
   CREATE TABLE IF NOT EXISTS _meta(key TEXT PRIMARY KEY, value INTEGER);
@@ -26,7 +41,8 @@ const CREATE_CONTRACT_SQL = `
 
 /** Columns of ours beside those of the contract, and those that older layouts lack. */
 const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: string])[] = [
-  ["_changes", "table_name", "TEXT"],
+  // Single-table nodes log no table name: everything is items.
+  ["_changes", "table_name", "TEXT DEFAULT 'items'"],
   // The version the write replaced, as the trigger saw it; without a type, it is kept as it was.
   ["_changes", "was", ""],
   // Set on entries that only one peer gets, while it is filled (filler.ts).
@@ -35,6 +51,8 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_dead_letter", "retry_count", "INTEGER DEFAULT 0"],
   ["_dead_letter", "direction", "TEXT"],
   ["_dead_letter", "peer", "TEXT"],
+  ["_dead_letter", "origin", "TEXT"],
+  ["_dead_letter", "is_foreign", "INTEGER"],
   ["_dead_letter", "table_name", "TEXT"],
   ["_dead_letter", "reason", "TEXT"],
   ["_dead_letter", "code", "TEXT"],
@@ -60,27 +78,28 @@ const MIGRATIONS: readonly string[] = [
     tbl TEXT, id TEXT, col TEXT, version INTEGER, value TEXT, PRIMARY KEY(tbl, id, col)) WITHOUT ROWID;
   CREATE TABLE _hooksync_marks(db TEXT PRIMARY KEY, batch_id INTEGER, hash TEXT) WITHOUT ROWID;
   CREATE TABLE _hooksync_origins(
-    tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, seen_at INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+    tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, is_mixed INTEGER, seen_at INTEGER,
+    PRIMARY KEY(tbl, id)) WITHOUT ROWID;
   CREATE TABLE _hooksync_contested(
     tbl TEXT, id TEXT, step INTEGER, since INTEGER, announced_at INTEGER, due_at INTEGER,
     PRIMARY KEY(tbl, id)) WITHOUT ROWID;
   CREATE INDEX _hooksync_contested_due ON _hooksync_contested(due_at);
   CREATE TABLE _hooksync_left_out(peer TEXT, tbl TEXT, changes INTEGER, PRIMARY KEY(peer, tbl)) WITHOUT ROWID;
   CREATE INDEX _hooksync_parked ON _dead_letter(direction, table_name, row_id);
+  CREATE INDEX _hooksync_parked_due ON _dead_letter(retry_at) WHERE retry_at IS NOT NULL;
+  CREATE INDEX _hooksync_parked_unique ON _dead_letter(failed_at) WHERE code = 'unique';
   `,
 ];
 
 /** Refuses, before anything is written, a file whose tables of these names are somebody else's. */
 export function refuseOtherShapes(db: Database): void {
-  for (const [table, wanted] of Object.entries(CONTRACT_TABLES)) {
-    const columns = columnNames(db, table);
-    if (columns.length === 0) continue;
-    const missing = wanted.filter((column) => !columns.includes(column));
-    if (missing.length === 0) continue;
+  for (const table of CONTRACT_TABLES) {
+    const fault = faultOf(db, table);
+    if (fault === undefined) continue;
     throw new HookSyncError(
       "file-foreign-tables",
-      `the file has a table ${table} without the column ${missing.join(", ")}: it belongs to another program`,
-      `Rename that table; hook-sync needs the name ${table} for itself.`,
+      `the file has a ${fault}: it belongs to another program`,
+      `Rename it; hook-sync needs the name ${table.name} for itself.`,
     );
   }
   const version = migrationLevel(db);
@@ -93,23 +112,62 @@ export function refuseOtherShapes(db: Database): void {
   }
 }
 
+interface ContractColumn {
+  readonly name: string;
+  readonly type: string;
+  readonly notnull: number;
+  readonly dflt_value: string | null;
+  readonly pk: number;
+}
+
+/** Why what has this name is not the table of the contract, or undefined. */
+function faultOf(db: Database, { name, key, columns, isNumbered }: ContractTable) {
+  const found = db
+    .prepare<{ type: string; sql: string | null }, [string]>(
+      "SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type <> 'trigger'",
+    )
+    .get(name);
+  if (found === null) return undefined;
+  if (found.type !== "table") return `${found.type} ${name}`;
+  const present = db
+    .prepare<ContractColumn, [string]>(
+      'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?)',
+    )
+    .all(name);
+  const missing = [key, ...columns].filter(
+    (column) => !present.some((other) => nameKey(other.name) === column),
+  );
+  if (missing.length > 0) return `table ${name} without the column ${missing.join(", ")}`;
+  const keys = present.filter((column) => column.pk > 0);
+  if (keys.length !== 1 || nameKey(keys[0]!.name) !== key)
+    return `table ${name} whose key is not ${key}`;
+  const isCounting = tokenize(found.sql ?? "").some((token) => isWord(token, "AUTOINCREMENT"));
+  if (isNumbered && !isCounting) return `table ${name} without AUTOINCREMENT`;
+  const own = ADDED_COLUMNS.filter(([table]) => table === name).map(([, column]) => column);
+  const demanded = present.find(
+    (column) =>
+      column.notnull === 1 &&
+      column.dflt_value === null &&
+      ![key, ...columns, ...own].includes(nameKey(column.name)),
+  );
+  // A trigger that leaves it out would fail the application's own writes.
+  return demanded && `table ${name} that demands a ${demanded.name}`;
+}
+
 /** Brings the tables up to date. Runs inside the caller's transaction; a repeat changes nothing. */
 export function migrate(db: Database): void {
+  const hasFlag = columnNames(db, "_meta").length > 0;
   db.run(CREATE_CONTRACT_SQL);
+  // Where the flag is gone from a table that was there, nothing was captured: settling has to see that.
+  if (!hasFlag) db.run("INSERT INTO _meta(key, value) VALUES ('syncing', 0)");
   for (const [table, column, type] of ADDED_COLUMNS) {
     if (columnNames(db, table).includes(column)) continue;
     db.run(`ALTER TABLE ${table} ADD COLUMN "${column}" ${type}`);
-    // Single-table nodes log no table name: everything is items.
-    if (table === "_changes" && column === "table_name")
-      db.run("UPDATE _changes SET table_name = 'items'");
   }
   for (let level = migrationLevel(db); level < MIGRATIONS.length; level++) {
     db.run(MIGRATIONS[level]!);
     setSetting(db, "level", level + 1);
   }
-  db.run(
-    "INSERT INTO _meta(key, value) VALUES ('syncing', 0) ON CONFLICT(key) DO UPDATE SET value = 0",
-  );
 }
 
 function migrationLevel(db: Database): number {
@@ -120,7 +178,7 @@ function columnNames(db: Database, table: string): string[] {
   return db
     .prepare<{ name: string }, [string]>("SELECT name FROM pragma_table_info(?)")
     .all(table)
-    .map((column) => column.name);
+    .map((column) => nameKey(column.name));
 }
 
 /** Whether this file has been a node's before, of any make. */

@@ -1,9 +1,10 @@
 /**
- * A row whose columns have versions of their own (column-notes.ts), as the changes that bring another
- * node to the same row and the same versions: one for each version, oldest first.
+ * A row whose columns have versions of their own (protocol/winner.ts), as the changes that bring another
+ * node to the same row and the same notes: the row's own change, and each change that a note comes from,
+ * oldest first.
  */
 import { formatValue, type Value } from "../protocol/values.ts";
-import type { ColumnNote } from "./column-notes.ts";
+import { type ColumnNote, type Content, VERSION_NEVER } from "../protocol/winner.ts";
 
 export interface NotedRow {
   readonly id: string;
@@ -15,26 +16,40 @@ export interface NotedRow {
   readonly notes: ReadonlyMap<string, ColumnNote>;
 }
 
+interface Change {
+  readonly version: number;
+  readonly source: Content | undefined;
+  readonly cells: Map<string, Value>;
+}
+
 /** Rows as the log holds them. `names` are those of the table's two own columns. */
 export function rowsByVersion(
   row: NotedRow,
   names: { readonly id: string; readonly version: string },
 ): string[] {
-  const membersOf = new Map<number, string[]>([[row.version, []]]);
-  const put = (version: number, name: string, value: Value) => {
-    const member = `,${JSON.stringify(name)}:${formatValue(value)}`;
-    membersOf.set(version, [...(membersOf.get(version) ?? []), member]);
-  };
-  for (const [key, { name, value }] of row.values) {
-    put(row.notes.get(key)?.version ?? row.version, name, value);
+  const own: Change = { version: row.version, source: undefined, cells: new Map() };
+  const changes = [own];
+  for (const [key, { value }] of row.values) if (!row.notes.has(key)) own.cells.set(key, value);
+  for (const [key, { version, value, source }] of row.notes) {
+    // No change ever carried it: the other node knows that by not hearing of it.
+    if (version === VERSION_NEVER) continue;
+    let change = changes.find((other) => other.version === version && other.source === source);
+    if (change === undefined) {
+      change = { version, source, cells: new Map(source) };
+      changes.push(change);
+    }
+    change.cells.set(key, value);
   }
-  for (const [key, { version, value }] of row.notes) {
-    if (!row.values.has(key)) put(version, key, value);
-  }
-  const versions = [...membersOf.keys()].sort((left, right) => left - right);
-  return versions.map(
-    (version) =>
-      `{${JSON.stringify(names.id)}:${JSON.stringify(row.id)},` +
-      `${JSON.stringify(names.version)}:${version}${membersOf.get(version)!.join("")}}`,
-  );
+  return changes
+    .sort((left, right) => left.version - right.version)
+    .map(({ version, cells }) => {
+      const members = [...cells].map(([key, value]) => {
+        const name = row.values.get(key)?.name ?? key;
+        return `,${JSON.stringify(name)}:${formatValue(value)}`;
+      });
+      return (
+        `{${JSON.stringify(names.id)}:${JSON.stringify(row.id)},` +
+        `${JSON.stringify(names.version)}:${version}${members.join("")}}`
+      );
+    });
 }

@@ -145,7 +145,7 @@ export interface OpenOptions {
 export function openDatabase(options: OpenOptions): Database {
   const db = new Database(options.path, { create: true, strict: true });
   try {
-    db.run(`PRAGMA busy_timeout = ${OPENING_BUSY_TIMEOUT_MS}`);
+    beOpening(db);
     db.run(`PRAGMA cache_size = -${CACHE_KIB}`);
     // Reads the header: damage and other formats show here.
     db.prepare("SELECT count(*) FROM sqlite_master").get();
@@ -160,6 +160,11 @@ export function openDatabase(options: OpenOptions): Database {
 export function setJournal(db: Database, options: OpenOptions): void {
   db.run("PRAGMA journal_mode = WAL");
   db.run(`PRAGMA synchronous = ${options.synchronous.toUpperCase()}`);
+}
+
+/** While the node starts it waits for other programs, as nothing waits for it yet. */
+export function beOpening(db: Database): void {
+  db.run(`PRAGMA busy_timeout = ${OPENING_BUSY_TIMEOUT_MS}`);
 }
 
 export function doneOpening(db: Database): void {

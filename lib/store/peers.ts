@@ -29,6 +29,12 @@ interface StateRow {
   fill_wanted: string | null;
 }
 
+/**
+ * Deleted in one transaction: about 3 ms. A peer that was away for long may release a million changes
+ * at once, and nobody else can write meanwhile.
+ */
+const PRUNED_IDS_MAX = 5_000;
+
 /** Tables, watermarks and marks; every method that writes runs inside the caller's transaction. */
 export class Peers {
   readonly #db: Database;
@@ -117,16 +123,23 @@ export class Peers {
       );
   }
 
-  /** Deletes what every peer needs no more; without peers nothing. Returns how far. */
-  prune(): number {
-    const least = this.#db
-      .query<{ through: number | null }, []>(
-        "SELECT min(coalesce(last_acked, 0)) AS through FROM _peer_state",
+  /**
+   * Deletes the oldest of what every peer needs no more; without peers nothing. Returns how far, 0 where
+   * nothing was left to delete, and whether more remains for another transaction.
+   */
+  prune(): { through: number; moreRemains: boolean } {
+    const { least, oldest } = this.#db
+      .query<{ least: number | null; oldest: number | null }, []>(
+        `SELECT (SELECT min(coalesce(last_acked, 0)) FROM _peer_state) AS least,
+                (SELECT min(change_id) FROM _changes) AS oldest`,
       )
-      .get()!.through;
-    if (least === null || least === 0) return 0;
-    const { changes } = this.#db.query("DELETE FROM _changes WHERE change_id <= ?").run(least);
-    return changes > 0 ? least : 0;
+      .get()!;
+    if (least === null || oldest === null || oldest > least) {
+      return { through: 0, moreRemains: false };
+    }
+    const through = Math.min(least, oldest + PRUNED_IDS_MAX);
+    this.#db.query("DELETE FROM _changes WHERE change_id <= ?").run(through);
+    return { through, moreRemains: through < least };
   }
 
   /** The largest batch id committed from this sender's file, with the hash of its last change. */

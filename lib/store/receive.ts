@@ -1,5 +1,5 @@
 /**
- * Takes one POST /sync from its bytes to its answer: parse, apply in slices, mark, acknowledge.
+ * Takes one POST /sync from its bytes to its answer: parse, apply in parts, mark, acknowledge.
  *
  * A batch takes several transactions, so that a local write waits at most a few milliseconds; the ack
  * and the sender's mark come with the last. A batch that is cut short is sent again and harmless (A3).
@@ -14,10 +14,11 @@ import {
   type ReceivedChange,
 } from "../protocol/batch.ts";
 import { hashChange, type Identity, type Mark } from "../protocol/identity.ts";
-import type { ApplyTally, Guilty, Sender } from "./apply.ts";
+import { type ApplyTally, emptyTally, Guilty, runWithout, type Sender } from "./apply-parts.ts";
 import type { Origin } from "./healing.ts";
 import { nameKey } from "./sql.ts";
 import type { Store } from "./store.ts";
+import { NOTHING_SUPERSEDED, supersededIn } from "./superseded.ts";
 import type { WriteTransaction } from "./write-queue.ts";
 
 export interface SyncRequest {
@@ -36,8 +37,8 @@ export interface SyncAnswer {
   readonly identity: Identity;
 }
 
-/** Applied in one go: 2 to 5 ms when measured. */
-const SLICE_CHANGES = 2_000;
+/** Between two looks at whether the transaction has become long; about a millisecond. */
+const SLICE_CHANGES = 500;
 /** Bodies held at once; above it a sender is asked to come back, instead of filling the memory. */
 const BODIES_BYTES_MAX = 256 * 1024 * 1024;
 const BODIES_MAX = 64;
@@ -75,37 +76,28 @@ export class Receiver {
 
   async #apply(request: SyncRequest): Promise<SyncAnswer> {
     const batch = parse(request.body);
-    const sender = this.#sender(request);
-    const guilty: Guilty = new Map();
+    const sender = this.#sender(request, batch);
+    const guilty = new Guilty();
     let applied = 0;
     let before: Mark | undefined;
     let at = 0;
     do {
       const from = at;
-      const to = Math.min(from + SLICE_CHANGES, batch.changes.length);
-      const isLast = to === batch.changes.length;
-      const slice = await this.#run(guilty, (transaction) => {
-        const tally: ApplyTally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
-        if (!sender.isOurs) this.#store.healing.activate(transaction.nowMs);
-        this.#store.applier.apply(
-          batch.changes,
-          from,
-          to,
-          sender,
-          transaction.nowMs,
-          tally,
-          guilty,
-        );
-        if (isLast) {
-          this.#store.applier.retryParked(transaction.nowMs, tally);
-          before = this.#mark(request, batch);
-        }
-        transaction.logged(tally.logged);
-        return tally;
-      });
-      applied += slice.applied;
-      if (slice.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
-      at = to;
+      const part = await runWithout(guilty, () =>
+        this.#store.queue.run("apply", (transaction) => {
+          const tally = emptyTally();
+          const to = this.#applyPart(batch, from, sender, guilty, transaction, tally);
+          if (to === batch.changes.length) {
+            this.#store.applier.retryParked(transaction.nowMs, tally, guilty);
+            before = this.#mark(request, batch);
+          }
+          transaction.logged(tally.logged);
+          return { tally, to };
+        }),
+      );
+      applied += part.tally.applied;
+      if (part.tally.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
+      at = part.to;
     } while (at < batch.changes.length);
     this.#heard(request.identity);
     return {
@@ -115,19 +107,28 @@ export class Receiver {
     };
   }
 
-  /** A trigger that rolls the transaction back names its change in `guilty`; then it goes without it. */
-  async #run<T>(guilty: Guilty, work: (transaction: WriteTransaction) => T): Promise<T> {
-    for (;;) {
-      const known = guilty.size;
-      try {
-        return await this.#store.queue.run("apply", work);
-      } catch (error) {
-        if (guilty.size === known) throw error;
-      }
-    }
+  /** As much as a transaction should take; returns how far it got. */
+  #applyPart(
+    batch: ReceivedBatch,
+    from: number,
+    sender: Sender,
+    guilty: Guilty,
+    transaction: WriteTransaction,
+    tally: ApplyTally,
+  ): number {
+    const { nowMs } = transaction;
+    const { changes } = batch;
+    if (!sender.isOurs) this.#store.healing.activate(nowMs);
+    let to = from;
+    do {
+      const start = to;
+      to = Math.min(start + SLICE_CHANGES, changes.length);
+      this.#store.applier.apply(start, to, { batch: changes, sender, nowMs, tally, guilty });
+    } while (to < changes.length && !transaction.isLong());
+    return to;
   }
 
-  /** Returns the mark as it was; `retryParked` may have applied parts of a batch that is repeated. */
+  /** Returns the mark as it was. */
   #mark(request: SyncRequest, batch: ReceivedBatch): Mark | undefined {
     if (request.identity === undefined) return undefined;
     const { db } = request.identity;
@@ -139,7 +140,7 @@ export class Receiver {
     return before;
   }
 
-  #sender(request: SyncRequest): Sender {
+  #sender(request: SyncRequest, batch: ReceivedBatch): Sender {
     const name = request.nodeId ?? request.nodeUrl ?? "a node without a name";
     const isOurs = request.identity !== undefined;
     const isThroughHub = !isOurs && request.nodeUrl !== undefined;
@@ -147,6 +148,7 @@ export class Receiver {
     return {
       name,
       isOurs,
+      superseded: isOurs || isThroughHub ? NOTHING_SUPERSEDED : supersededIn(batch.changes),
       originOf: () =>
         isThroughHub ? { name: `hub ${name} ${this.#hubChanges++}`, isForeign: true } : own,
     };

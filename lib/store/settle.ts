@@ -15,9 +15,9 @@
  *   S3  a table whose triggers were missing has every row announced again, and the interval is named.
  */
 import type { Database, Statement } from "bun:sqlite";
-import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
 import {
   installTriggers,
+  isCapturedByOthers,
   type KnownTable,
   readKnown,
   readSelection,
@@ -28,13 +28,12 @@ import {
   triggerState,
   writeKnown,
 } from "./catalog.ts";
-import { followColumns, followTableRenames } from "./follow-schema.ts";
+import { captureAgain, followTableRenames, renameColumns } from "./follow-schema.ts";
 import { setSetting, setting } from "./migrations.ts";
-import { jsonPath, rowJsonSql } from "./row-json.ts";
-import { columnList, type SyncedTable } from "./schema.ts";
-import { nameKey, quoteName, quoteText } from "./sql.ts";
+import { columnList, readTables, type SyncedTable } from "./schema.ts";
+import { RowSettler } from "./settle-rows.ts";
+import { nameKey } from "./sql.ts";
 import type { Tombstones } from "./tombstones.ts";
-import { judgeVersion, type Stamp, type Trace } from "./versions.ts";
 
 /** Something an operator should know about the capture of a table. */
 export interface SettleEvent {
@@ -60,6 +59,9 @@ export interface SettlerOptions {
   readonly onSurvey: (survey: Survey) => void;
 }
 
+/** A watermark beyond it was never acknowledged by anyone; numbering on from there would end the log. */
+const CHANGE_ID_SANE_MAX = 2 ** 52;
+
 export class Settler {
   readonly #db: Database;
   readonly #options: SettlerOptions;
@@ -68,7 +70,8 @@ export class Settler {
   readonly #newest: Statement<{ id: number | null }, []>;
   readonly #flag: Statement<{ value: number | null }, []>;
   readonly #position: Statement<unknown, [number]>;
-  readonly #liftsRefused = new Set<string>();
+  readonly #anyNote: Statement<unknown, []>;
+  readonly #rows: RowSettler;
   #selection: Selection;
   #survey: Survey;
   #settledThrough: number;
@@ -78,6 +81,10 @@ export class Settler {
   /** What this transaction did that a rollback undoes. */
   #isDirty = false;
   #isRewritten = false;
+  /** Tables that are synced no more, as long as what they logged before is settled, by nameKey. */
+  #leaving: ReadonlyMap<string, SyncedTable> = new Map();
+  /** Tables whose entries since the last pass came from triggers of another shape or make. */
+  #recaptured: SyncedTable[] = [];
 
   /** The tables of ours must exist. `survey` is taken, and triggers are made, by the first pass. */
   constructor(options: SettlerOptions) {
@@ -92,7 +99,18 @@ export class Settler {
     this.#position = this.#db.prepare(
       "UPDATE _hooksync SET value = ? WHERE key = 'settled_through'",
     );
+    this.#anyNote = this.#db.prepare("SELECT 1 FROM _hooksync_noted LIMIT 1");
     this.#settledThrough = Number(setting(this.#db, "settled_through") ?? 0);
+    this.#rows = new RowSettler({
+      db: this.#db,
+      tombstones: options.tombstones,
+      onLiftRefused: (table, why) =>
+        options.onEvent({
+          kind: "lift-refused",
+          table: table.name,
+          text: `a trigger forbids setting its updated_at (${why}): such rows are sent with the stamp they have, and lose against newer ones`,
+        }),
+    });
   }
 
   get survey(): Survey {
@@ -130,17 +148,38 @@ export class Settler {
   settle(nowMs: number): void {
     const dataVersion = this.#dataVersion.get()!.data_version;
     if (dataVersion === this.#seenData) return;
+    for (;;) {
+      try {
+        this.#settleAll(nowMs);
+        break;
+      } catch (error) {
+        // A trigger's RAISE(ROLLBACK) ended the transaction. Nothing else was in it, so it begins
+        // again, without lifting that table's rows: a write that follows must not pay for it.
+        if (this.#db.inTransaction || !this.#rows.takeHindered()) throw error;
+        this.#db.run("BEGIN IMMEDIATE");
+        this.forget();
+      }
+    }
+    this.#seenData = dataVersion;
+    this.#checkedMs = nowMs;
+  }
+
+  #settleAll(nowMs: number): void {
     this.#isDirty = true;
-    this.#restoreFlag();
+    this.#recaptured = [];
+    const isBroken = this.#restoreFlag();
     this.#renumberRestarted();
     const schemaVersion = this.#schemaVersion.get()!.schema_version;
     if (schemaVersion !== this.#seenSchema) {
       this.#followSchema(nowMs);
       this.#seenSchema = this.#schemaVersion.get()!.schema_version;
     }
+    if (isBroken) for (const table of this.#survey.synced.values()) this.#announceAll(table);
+    const from = this.#settledThrough;
     this.#pass(nowMs);
-    this.#seenData = dataVersion;
-    this.#checkedMs = nowMs;
+    for (const table of this.#recaptured) captureAgain(this.#db, table, from);
+    this.#leaving = new Map();
+    this.#recaptured = [];
   }
 
   /**
@@ -150,14 +189,15 @@ export class Settler {
    */
   finish(nowMs: number, logged: number): void {
     const newest = this.#newest.get()!.id ?? 0;
-    const made = newest - this.#newestBefore(newest);
+    const made = newest - Math.min(this.#settledThrough, newest);
     if (made === 0) return;
-    if (made === logged) this.#moveTo(newest);
-    else this.#pass(nowMs);
-  }
-
-  #newestBefore(newest: number): number {
-    return Math.min(this.#settledThrough, newest);
+    if (made !== logged) {
+      this.#pass(nowMs);
+      return;
+    }
+    this.#moveTo(newest);
+    // Our own writes replace nothing; a note left here would pass for the past of a later write.
+    if (this.#anyNote.get() !== null) this.#db.run("DELETE FROM _hooksync_noted");
   }
 
   /** Says that entries up to the newest are final already: announcements, and what apply wrote. */
@@ -170,9 +210,9 @@ export class Settler {
     this.#settledThrough = changeId;
   }
 
-  /** DL11: without this row, or with the flag left at 1, nothing is captured. */
-  #restoreFlag(): void {
-    if (this.#flag.get()?.value === 0) return;
+  /** DL11: without this row, or with the flag left at 1, nothing was captured. Says whether it was so. */
+  #restoreFlag(): boolean {
+    if (this.#flag.get()?.value === 0) return false;
     this.#db.run(
       "INSERT INTO _meta(key, value) VALUES ('syncing', 0) ON CONFLICT(key) DO UPDATE SET value = 0",
     );
@@ -181,7 +221,7 @@ export class Settler {
       table: "_meta",
       text: "another program changed the syncing flag of _meta, which turned capture off; it is on again, every row is announced",
     });
-    for (const table of this.#survey.synced.values()) this.#announceAll(table);
+    return true;
   }
 
   /**
@@ -190,19 +230,28 @@ export class Settler {
    */
   #renumberRestarted(): void {
     const acked = this.#db
-      .query<{ id: number | null }, []>("SELECT max(last_acked) AS id FROM _peer_state")
-      .get()!.id;
+      .query<{ id: number | null }, [number]>(
+        "SELECT max(last_acked) AS id FROM _peer_state WHERE last_acked < ?",
+      )
+      .get(CHANGE_ID_SANE_MAX)!.id;
     const floor = Math.max(this.#settledThrough, acked ?? 0);
     const sequence = this.#db
       .query<{ seq: number }, []>("SELECT seq FROM sqlite_sequence WHERE name = '_changes'")
       .get()?.seq;
     if ((sequence ?? 0) >= floor) return;
-    this.#db.query("UPDATE _changes SET change_id = change_id + ?").run(floor);
-    const newest = Math.max(this.#newest.get()!.id ?? 0, floor);
+    const newest = this.#newest.get()!.id ?? 0;
+    const isRestarted = newest > 0 && newest < floor;
+    if (isRestarted) {
+      this.#db.query("UPDATE _changes SET change_id = change_id + ?").run(floor);
+      this.#isRewritten = true;
+    }
+    const through = isRestarted ? newest + floor : Math.max(newest, floor);
     if (sequence === undefined)
-      this.#db.query("INSERT INTO sqlite_sequence(name, seq) VALUES ('_changes', ?)").run(newest);
-    else this.#db.query("UPDATE sqlite_sequence SET seq = ? WHERE name = '_changes'").run(newest);
+      this.#db.query("INSERT INTO sqlite_sequence(name, seq) VALUES ('_changes', ?)").run(through);
+    else this.#db.query("UPDATE sqlite_sequence SET seq = ? WHERE name = '_changes'").run(through);
+    if (newest >= floor) return;
     this.#moveTo(floor);
+    if (!isRestarted) return;
     this.#options.onEvent({
       kind: "log-restarted",
       table: "_changes",
@@ -216,10 +265,13 @@ export class Settler {
     const known = readKnown(this.#db);
     this.#followTableRenames(known);
     this.#selection = readSelection(this.#db) ?? this.#selection;
-    const next = survey(this.#db, this.#selection);
-    for (const table of next.synced.values()) this.#followTable(table, known.get(table.key), nowMs);
-    for (const [key, table] of known) {
-      if (next.synced.has(key)) continue;
+    const next = survey(this.#db, this.#selection, new Set(known.keys()));
+    const isFirst = known.size === 0 && this.#checkedMs === 0;
+    for (const table of next.synced.values())
+      this.#followTable(table, known.get(table.key), isFirst, nowMs);
+    const lost = [...known].filter(([key]) => !next.synced.has(key));
+    this.#leaving = this.#stillSettled(lost.map(([key]) => key));
+    for (const [key, table] of lost) {
       const why = next.notSynced.find((other) => nameKey(other.name) === key);
       removeTriggers(this.#db, key);
       this.#options.onEvent({
@@ -231,6 +283,19 @@ export class Settler {
     writeKnown(this.#db, next.synced.values());
     this.#survey = next;
     this.#options.onSurvey(next);
+  }
+
+  /** Tables that do not qualify any more, but whose last entries can still get their versions. */
+  #stillSettled(keys: readonly string[]): ReadonlyMap<string, SyncedTable> {
+    const tables = readTables(this.#db);
+    const leaving = new Map<string, SyncedTable>();
+    for (const key of keys) {
+      const before = this.#survey.synced.get(key);
+      const now = tables.get(key);
+      const isSame = before && now && columnList(before.columns) === columnList(now.columns);
+      if (isSame) leaving.set(key, before);
+    }
+    return leaving;
   }
 
   #followTableRenames(known: Map<string, KnownTable>): void {
@@ -245,7 +310,8 @@ export class Settler {
 
   #followTable(
     table: SyncedTable,
-    known: { columns: readonly string[] } | undefined,
+    known: KnownTable | undefined,
+    isFirst: boolean,
     nowMs: number,
   ): void {
     const state = triggerState(this.#db, table);
@@ -254,36 +320,46 @@ export class Settler {
       if (this.#hasOtherColumns(table)) this.#isRewritten = true;
       return;
     }
+    const isCaptured = state === "outdated" || isCapturedByOthers(this.#db, table);
     installTriggers(this.#db, table);
-    if (known === undefined) {
-      const isRunning = this.#checkedMs > 0;
-      if (isRunning) this.#announceAll(table);
-      this.#options.onEvent({
-        kind: "registered",
-        table: table.name,
-        text: isRunning
-          ? "it is synced from now on; the rows in it are announced"
-          : "it is synced from now on",
-      });
-      return;
-    }
-    if (state === "missing") {
-      const since =
-        this.#checkedMs > 0 ? this.#checkedMs : Number(setting(this.#db, "checked_at") ?? 0);
-      this.#announceAll(table);
-      this.#options.onEvent({
-        kind: "gap",
-        table: table.name,
-        text: `its capture triggers were missing some time between ${new Date(since).toISOString()} and ${new Date(nowMs).toISOString()}; every row is announced, rows deleted meanwhile are not known`,
-      });
-      return;
-    }
-    if (followColumns(this.#db, table, known.columns, this.#settledThrough))
-      this.#isRewritten = true;
+    if (known === undefined) this.#register(table, isFirst, isCaptured);
+    else if (isCaptured) this.#rebuild(table, known);
+    else this.#closeGap(table, nowMs);
+  }
+
+  /** Rows that other nodes captured, and those of a file seen for the first time, are not announced. */
+  #register(table: SyncedTable, isFirst: boolean, isCaptured: boolean): void {
+    const isAnnounced = !isFirst && !isCaptured;
+    if (isAnnounced) this.#announceAll(table);
+    else this.#recaptured.push(table);
+    this.#options.onEvent({
+      kind: "registered",
+      table: table.name,
+      text: isAnnounced
+        ? "it is synced from now on; the rows in it are announced"
+        : "it is synced from now on",
+    });
+  }
+
+  #rebuild(table: SyncedTable, known: KnownTable): void {
+    if (renameColumns(this.#db, table, known.columns)) this.#isRewritten = true;
+    this.#recaptured.push(table);
     this.#options.onEvent({
       kind: "rebuilt",
       table: table.name,
       text: "its columns or keys changed, its triggers follow",
+    });
+  }
+
+  /** S3 */
+  #closeGap(table: SyncedTable, nowMs: number): void {
+    // Before the first look this is when the node that had the file was last known to run.
+    const sinceMs = this.#checkedMs > 0 ? this.#checkedMs : Number(setting(this.#db, "opened_at"));
+    this.#announceAll(table);
+    this.#options.onEvent({
+      kind: "gap",
+      table: table.name,
+      text: `its capture triggers were missing some time between ${new Date(sinceMs).toISOString()} and ${new Date(nowMs).toISOString()}; every row is announced, rows deleted meanwhile are not known`,
     });
   }
 
@@ -302,13 +378,15 @@ export class Settler {
   #pass(nowMs: number): void {
     const through = this.#newest.get()!.id ?? 0;
     const from = Math.min(this.#settledThrough, through);
-    const hasNotes = this.#db.query("SELECT 1 FROM _hooksync_noted LIMIT 1").get() !== null;
+    const hasNotes = this.#anyNote.get() !== null;
     if (through === from && !hasNotes) return;
     this.#db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
     let isIrregular = false;
-    for (const name of this.#tablesInPass(from)) {
-      const table = this.#survey.synced.get(nameKey(name));
-      if (table && this.#settleTable(table, from, nowMs)) isIrregular = true;
+    for (const [key, names] of this.#namesInPass(from)) {
+      const table = this.#survey.synced.get(key) ?? this.#leaving.get(key);
+      if (table === undefined) continue;
+      this.#spellAlike(table, names, from);
+      if (this.#rows.settle(table, from, nowMs)) isIrregular = true;
     }
     if (hasNotes) this.#db.run("DELETE FROM _hooksync_noted");
     if (isIrregular) this.#putDeletesFirst(from);
@@ -316,178 +394,29 @@ export class Settler {
     this.#moveTo(Math.max(this.#newest.get()!.id ?? 0, through));
   }
 
-  #tablesInPass(from: number): Set<string> {
+  /** The tables that something was recorded of, by nameKey, as they are spelled there. */
+  #namesInPass(from: number): Map<string, string[]> {
     const rows = this.#db
       .query<{ name: string }, [number]>(
         `SELECT DISTINCT table_name AS name FROM _changes WHERE change_id > ? AND table_name IS NOT NULL
          UNION SELECT DISTINCT tbl FROM _hooksync_noted`,
       )
       .all(from);
-    return new Set(rows.map((row) => row.name));
-  }
-
-  /** Whether anything had to be rewritten. */
-  #settleTable(table: SyncedTable, from: number, nowMs: number): boolean {
-    const db = this.#db;
-    const t = quoteName(table.name);
-    const id = `t.${quoteName(table.id.name)}`;
-    const stamp = `t.${quoteName(table.version.name)}`;
-    const aheadMs = nowMs + VERSION_AHEAD_MS_MAX;
-    // S2: one indexed look at each row; what is regular is not touched.
-    const irregular = db
-      .query<{ id: string }, { from: number; name: string; key: string; ahead: number }>(
-        `SELECT c.row_id AS id FROM _changes AS c LEFT JOIN ${t} AS t ON ${id} = c.row_id
-         WHERE c.change_id > :from AND c.table_name = :name
-         GROUP BY c.row_id
-         HAVING count(*) > 1 OR max(c.op = 'DELETE') OR ${id} IS NULL
-             OR typeof(${stamp}) <> 'integer' OR ${stamp} > :ahead OR ${stamp} <= max(c.was)
-             OR ${stamp} <= (SELECT s.version FROM _hooksync_tombstones AS s WHERE s.tbl = :key AND s.id = c.row_id)
-         UNION SELECT id FROM _hooksync_noted WHERE tbl = :name`,
-      )
-      .all({ from, name: table.name, key: table.key, ahead: aheadMs });
-    if (irregular.length === 0) return false;
-    const histories = this.#readHistories(
-      table,
-      from,
-      irregular.map((row) => row.id),
-    );
-    for (const [rowId, history] of histories) this.#settleRow(table, rowId, history, nowMs);
-    return true;
-  }
-
-  #readHistories(
-    table: SyncedTable,
-    from: number,
-    ids: readonly string[],
-  ): Map<string, RecordedRow> {
-    const db = this.#db;
-    const wanted = JSON.stringify(ids);
-    const versionPath = quoteText(jsonPath(table.version.name));
-    const rows = db
-      .query<EntryRow, [number, string, string]>(
-        `SELECT change_id, op, row_id, was, typeof(was) AS was_type,
-                json_extract(row_data, ${versionPath}) AS wrote, json_type(row_data, ${versionPath}) AS wrote_type
-         FROM _changes
-         WHERE change_id > ? AND table_name = ? AND row_id IN (SELECT value FROM json_each(?))
-         ORDER BY change_id`,
-      )
-      .all(from, table.name, wanted);
-    const histories = new Map<string, RecordedRow>();
-    for (const row of rows) {
-      const history = histories.get(row.row_id) ?? { entries: [], note: undefined };
-      history.entries.push(row);
-      histories.set(row.row_id, history);
+    const names = new Map<string, string[]>();
+    for (const { name } of rows) {
+      names.set(nameKey(name), [...(names.get(nameKey(name)) ?? []), name]);
     }
-    const notes = db
-      .query<NoteRow, [string]>(
-        "SELECT id, version, typeof(version) AS version_type, row, at FROM _hooksync_noted WHERE tbl = ?",
-      )
-      .all(table.name);
-    for (const note of notes) {
-      const history = histories.get(note.id) ?? { entries: [], note: undefined };
-      history.note = note;
-      histories.set(note.id, history);
-    }
-    return histories;
+    return names;
   }
 
-  #settleRow(table: SyncedTable, rowId: string, recorded: RecordedRow, nowMs: number): void {
-    const db = this.#db;
-    const t = quoteName(table.name);
-    const id = quoteName(table.id.name);
-    const version = quoteName(table.version.name);
-    const found = db
-      .query<{ stamp: number | null; kind: string }, [string]>(
-        `SELECT ${version} AS stamp, typeof(${version}) AS kind FROM ${t} WHERE ${id} = ?`,
-      )
-      .get(rowId);
-    // A row that was noted as in the way, and is as it was: REPLACE did not happen.
-    if (found && recorded.entries.length === 0) return;
-    const verdict = judgeVersion(
-      {
-        traces: tracesOf(recorded),
-        stored: found ? stampOf(found.stamp, found.kind) : undefined,
-        tombstone: this.#options.tombstones.versionOf(table.key, rowId),
-      },
-      nowMs,
-    );
-    if (verdict.kind === "gone") {
-      this.#writeDelete(table, rowId, recorded, verdict.version, nowMs);
-      return;
-    }
-    if (verdict.kind === "lift") this.#lift(table, rowId, verdict.version);
-    const last = recorded.entries.at(-1)!;
-    db.query(
-      `UPDATE _changes SET op = ?, row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE t.${id} = ?2)
-       WHERE change_id = ?3`,
-    ).run(verdict.isNew ? "INSERT" : "UPDATE", rowId, last.change_id);
-    this.#dropEntries(recorded.entries.slice(0, -1));
-  }
-
-  /** A user's trigger may forbid any update of the row; then it stays as it is, and that is said. */
-  #lift(table: SyncedTable, rowId: string, version: number): void {
-    if (this.#liftsRefused.has(table.key)) return;
-    try {
+  /** Other nodes log a table as it was registered there, in whatever case. */
+  #spellAlike(table: SyncedTable, names: readonly string[], from: number): void {
+    for (const name of names) {
+      if (name === table.name) continue;
       this.#db
-        .query(
-          `UPDATE ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
-        )
-        .run(version, rowId);
-    } catch (error) {
-      if (!isRefusal(error)) throw error;
-      this.#liftsRefused.add(table.key);
-      this.#options.onEvent({
-        kind: "lift-refused",
-        table: table.name,
-        text: `a trigger forbids setting its updated_at (${(error as Error).message}): such rows are sent with the stamp they have, and lose against newer ones`,
-      });
-      // RAISE(ROLLBACK) took the transaction with it: the queue runs it again, now without lifts.
-      if (!this.#db.inTransaction) throw error;
+        .query("UPDATE _changes SET table_name = ? WHERE change_id > ? AND table_name = ?")
+        .run(table.name, from, name);
     }
-  }
-
-  #writeDelete(
-    table: SyncedTable,
-    rowId: string,
-    recorded: RecordedRow,
-    version: number,
-    nowMs: number,
-  ): void {
-    const db = this.#db;
-    const deleted = recorded.entries.findLast((entry) => entry.op === "DELETE");
-    const path = jsonPath(table.version.name);
-    if (deleted) {
-      this.#dropEntries(recorded.entries.filter((entry) => entry !== deleted));
-      db.query("UPDATE _changes SET row_data = json_set(row_data, ?, ?) WHERE change_id = ?").run(
-        path,
-        version,
-        deleted.change_id,
-      );
-    } else {
-      // Thrown out by REPLACE, and perhaps written before that in the same pass.
-      const row = recorded.note?.row ?? null;
-      const last = recorded.entries.at(-1);
-      const source =
-        row ??
-        (last
-          ? db
-              .query<{ d: string }, [number]>(
-                "SELECT row_data AS d FROM _changes WHERE change_id = ?",
-              )
-              .get(last.change_id)!.d
-          : null);
-      this.#dropEntries(recorded.entries);
-      if (source === null) return;
-      db.query(
-        "INSERT INTO _changes(op, table_name, row_id, row_data, was) VALUES ('DELETE', ?, ?, json_set(?, ?, ?), ?5)",
-      ).run(table.name, rowId, source, path, version);
-    }
-    this.#options.tombstones.put(table.key, rowId, version, nowMs);
-  }
-
-  #dropEntries(entries: readonly EntryRow[]): void {
-    const drop = this.#db.query("DELETE FROM _changes WHERE change_id = ?");
-    for (const entry of entries) drop.run(entry.change_id);
   }
 
   /** So that a unique value is given up before another row takes it. */
@@ -509,58 +438,4 @@ export class Settler {
       .run(from, end);
     this.#db.query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ?").run(from, end);
   }
-}
-
-interface EntryRow {
-  readonly change_id: number;
-  readonly op: string;
-  readonly row_id: string;
-  readonly was: number | null;
-  readonly was_type: string;
-  readonly wrote: number | null;
-  readonly wrote_type: string | null;
-}
-
-interface NoteRow {
-  readonly id: string;
-  readonly version: number | null;
-  readonly version_type: string;
-  readonly row: string | null;
-  readonly at: number;
-}
-
-interface RecordedRow {
-  readonly entries: EntryRow[];
-  note: NoteRow | undefined;
-}
-
-function tracesOf(recorded: RecordedRow): Trace[] {
-  const traces: Trace[] = [];
-  const { note } = recorded;
-  let isNotePlaced = note === undefined;
-  for (const entry of recorded.entries) {
-    if (!isNotePlaced && entry.change_id > note!.at) {
-      traces.push({ kind: "note", was: stampOf(note!.version, note!.version_type) });
-      isNotePlaced = true;
-    }
-    const was = stampOf(entry.was, entry.was_type);
-    const wrote = stampOf(entry.wrote, entry.wrote_type ?? "null");
-    // An UPDATE without `was` gave the row its id (it had another), or replaced a stamp of NULL.
-    const replacedNothing =
-      entry.op === "INSERT" || (entry.op === "UPDATE" && entry.was_type === "null");
-    if (replacedNothing) traces.push({ kind: "insert", wrote });
-    else if (entry.op === "DELETE") traces.push({ kind: "delete", was });
-    else traces.push({ kind: "update", was, wrote });
-  }
-  if (!isNotePlaced) traces.push({ kind: "note", was: stampOf(note!.version, note!.version_type) });
-  return traces;
-}
-
-function stampOf(value: number | null, kind: string): Stamp {
-  return kind === "integer" && value !== null ? value : "odd";
-}
-
-function isRefusal(error: unknown): boolean {
-  const code = error instanceof Error && "code" in error ? String(error.code) : "";
-  return code.startsWith("SQLITE_CONSTRAINT") || code === "SQLITE_ERROR";
 }

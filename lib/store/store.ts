@@ -19,6 +19,7 @@ import {
 } from "./adopt.ts";
 import { Announcer } from "./announce.ts";
 import { Applier, type ApplyEvent } from "./apply.ts";
+import { emptyTally, Guilty, runWithout } from "./apply-parts.ts";
 import type { Survey } from "./catalog.ts";
 import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
@@ -26,7 +27,7 @@ import { DeadLetters } from "./dead-letters.ts";
 import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
-import { doneOpening, openDatabase, openError, setJournal } from "./open.ts";
+import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -76,10 +77,15 @@ export interface Move {
 const HUB_RETENTION_FACTOR = 10;
 /** How often the file remembers that it was open. */
 const OPEN_STAMP_MS = 600_000;
+/** No number of entries: then all that a transaction logged is settled. */
+const UNCOUNTED = -1;
 /** Tombstones forgotten per step. */
 const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
 const WAITING_PAUSE_MS = 5_000;
+
+/** How long acknowledgements wait for a write to join. /health shows them as pending meanwhile. */
+const MOVES_PATIENCE_MS = 40;
 
 export class Store {
   readonly db: Database;
@@ -101,7 +107,9 @@ export class Store {
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
   #stampedMs = 0;
-  #hasNewColumns = true;
+  #isSurveyNew = true;
+  /** Every peer has acknowledged more than was deleted so far. */
+  #isPruneLeft = false;
   /** Whether some peer is being filled; the file knows, this saves asking. */
   #isFilling: boolean;
 
@@ -148,7 +156,7 @@ export class Store {
       selection,
       onEvent: options.onEvent,
       onSurvey: () => {
-        this.#hasNewColumns = true;
+        this.#isSurveyNew = true;
       },
     });
     this.applier = new Applier({
@@ -260,14 +268,15 @@ export class Store {
         "INSERT INTO _hooksync(key, value) VALUES ('settled_through', 0) ON CONFLICT(key) DO NOTHING",
       );
       this.#adoptBadEntries(nowMs);
-      this.#settler.settle(nowMs);
+      this.#begin(nowMs);
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
       liftRevived(db, this.survey.synced.values(), this.log, this.#tombstones, nowMs);
       db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
       this.#settler.skipTo(this.log.newest());
-      this.deadLetters.wake(nowMs);
       setSetting(db, "opened_at", nowMs);
       db.run("COMMIT");
+      this.#isSurveyNew = false;
+      this.deadLetters.committed();
       this.#settler.takeRewritten();
     } catch (error) {
       if (db.inTransaction) db.run("ROLLBACK");
@@ -322,16 +331,27 @@ export class Store {
   #begin(nowMs: number): void {
     const before = this.#settler.settledThrough;
     this.#settler.settle(nowMs);
-    if (this.#hasNewColumns) this.#fillNewColumns(nowMs);
-    if (this.#settler.settledThrough !== before) this.#wroteLocally(before, nowMs);
+    const isMoved = this.#settler.settledThrough !== before;
+    if (isMoved) this.#wroteLocally(before, nowMs);
+    if (!this.#isSurveyNew) return;
+    this.#followSurvey(nowMs);
+    // Of a column that is new, too, what was written meanwhile is known to be carried.
+    if (isMoved) this.#wroteLocally(before, nowMs);
   }
 
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
     const before = this.#settler.settledThrough;
-    this.#settler.finish(nowMs, logged);
+    // Cascades and the application's triggers may log more than a write counted, or less.
+    const isCounted = mode === "apply" || !this.#hasSideEffects();
+    this.#settler.finish(nowMs, isCounted ? logged : UNCOUNTED);
     // What apply puts into the log are announcements, not writes of this node.
     if (mode === "local" && this.#settler.settledThrough !== before)
       this.#wroteLocally(before, nowMs);
+  }
+
+  #hasSideEffects(): boolean {
+    const { foreignKeys, synced } = this.#settler.survey;
+    return foreignKeys || [...synced.values()].some((table) => table.userTriggers.length > 0);
   }
 
   /** What follows from local writes: columns they carried, and where the rows now come from. */
@@ -346,7 +366,9 @@ export class Store {
       const table = this.table(name);
       if (!table) continue;
       const columns = table.columns.map((column) => column.key);
-      this.#columnNotes.dropLocallyWritten(sinceChangeId, table.name, table.key, columns);
+      const sqlName = quoteName(table.name);
+      const local = { key: table.key, name: table.name, sqlName, columns };
+      this.#columnNotes.forgetLocallyWritten(sinceChangeId, local);
     }
     if (!this.healing.isActive) return;
     for (const row of rows) {
@@ -355,23 +377,17 @@ export class Store {
     }
   }
 
-  /** Columns that appeared: what peers had sent for them is written, uncaptured, versions as they are. */
-  #fillNewColumns(nowMs: number): void {
-    this.#hasNewColumns = false;
-    this.deadLetters.wake(nowMs);
+  /** Tables and columns may have appeared: what had come for them before is tried and written. */
+  #followSurvey(nowMs: number): void {
+    const { synced, notAsked } = this.survey;
+    this.deadLetters.wake(nowMs, [...synced.keys(), ...notAsked.map((table) => table.key)]);
     this.#dueMs = nowMs;
-    if (this.#columnNotes.isEmpty) return;
-    this.db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
-    for (const table of this.survey.synced.values()) {
-      const columns = table.columns.map((column) => column.key);
-      for (const note of this.#columnNotes.waitingFor(table.key, columns)) {
-        this.applier.writerFor(table).update(note.id, new Map([[note.col, note.value]]));
-      }
-    }
-    this.db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
+    this.applier.followNewColumns(nowMs);
   }
 
   #committed(): void {
+    this.#isSurveyNew = false;
+    this.deadLetters.committed();
     this.#options.onCommit(this.#settler.settledThrough, this.#settler.takeRewritten());
   }
 
@@ -381,7 +397,6 @@ export class Store {
     this.deadLetters.forget();
     this.healing.forget();
     this.log.forget();
-    this.#hasNewColumns = true;
   }
 
   // ── By itself ───────────────────────────────────────────────────────────────────────────────
@@ -397,6 +412,7 @@ export class Store {
     }
     if (this.#isFilling)
       await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    await this.#pruneOn();
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
@@ -409,18 +425,23 @@ export class Store {
 
   async #runRetries(): Promise<void> {
     this.#dueMs = undefined;
-    await this.queue.run("apply", (transaction) => {
-      const tally = { applied: 0, parked: 0, leftOut: 0, logged: 0 };
-      this.applier.retryParked(transaction.nowMs, tally);
-      tally.logged += this.healing.runDue((key) => this.survey.synced.get(key), transaction.nowMs);
-      transaction.logged(tally.logged);
-    });
+    const guilty = new Guilty();
+    await runWithout(guilty, () =>
+      this.queue.run("apply", (transaction) => {
+        const tally = emptyTally();
+        this.applier.retryParked(transaction.nowMs, tally, guilty);
+        tally.logged += this.healing.runDue(
+          (key) => this.survey.synced.get(key),
+          transaction.nowMs,
+        );
+        transaction.logged(tally.logged);
+      }),
+    );
     this.lookAgain();
   }
 
   #nextDueMs(nowMs: number): number | undefined {
-    const waiting =
-      this.deadLetters.waitingOnUnique().length > 0 ? nowMs + WAITING_PAUSE_MS : undefined;
+    const waiting = this.deadLetters.hasWaiting ? nowMs + WAITING_PAUSE_MS : undefined;
     const dues = [waiting, this.deadLetters.nextDueMs(), this.healing.nextDueMs()].filter(
       (due) => due !== undefined,
     );
@@ -458,13 +479,14 @@ export class Store {
     });
   }
 
-  /** Makes `_peer_state` agree with the configuration; see Peers.configure. */
+  /** The last step of opening: makes `_peer_state` agree with the configuration; see Peers.configure. */
   configurePeers(
     urls: readonly string[],
     normalise: (url: string) => string | undefined,
   ): ReturnType<Peers["configure"]> {
-    this.db.run("BEGIN IMMEDIATE");
+    beOpening(this.db);
     try {
+      this.db.run("BEGIN IMMEDIATE");
       const configured = this.peers.configure(urls, normalise);
       // What left the log, or was never in it, a new peer can only get as a copy.
       if (this.hasContent)
@@ -477,32 +499,48 @@ export class Store {
           this.peers.wantFill(url, "the log was cut behind it");
       }
       // A peer that is gone no longer holds the log.
-      this.peers.prune();
+      this.#prune();
       if (this.peers.rows().some((peer) => peer.make === "foreign"))
         this.healing.activate(this.#options.clock.nowMs());
       this.db.run("COMMIT");
       return configured;
     } catch (error) {
       if (this.db.inTransaction) this.db.run("ROLLBACK");
-      throw error;
+      throw openError(this.#options.path, error);
+    } finally {
+      doneOpening(this.db);
     }
   }
 
-  /** What peers acknowledged or refused: watermarks, dead letters and pruning in one transaction. */
+  /**
+   * What peers acknowledged or refused: watermarks, dead letters and pruning. They join the transaction
+   * of the next write, if there is one soon: nothing waits for them, and a commit is not free.
+   */
   async recordMoves(moves: readonly Move[]): Promise<void> {
-    await this.queue.run("apply", (transaction) => {
-      for (const { peer, through, ackedBatchId, refusal } of moves) {
-        if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
-        this.peers.move(peer, through, ackedBatchId);
-      }
-      this.#pruneWith(transaction);
-    });
+    await this.queue.run(
+      "apply",
+      (transaction) => {
+        for (const { peer, through, ackedBatchId, refusal } of moves) {
+          if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
+          this.peers.move(peer, through, ackedBatchId);
+        }
+        this.#advanceFills(transaction);
+        this.#prune();
+      },
+      MOVES_PATIENCE_MS,
+    );
+    await this.#pruneOn();
   }
 
-  #pruneWith(transaction: WriteTransaction): void {
-    this.#advanceFills(transaction);
-    const pruned = this.peers.prune();
-    if (pruned > 0) setSetting(this.db, "pruned_through", pruned);
+  /** Inside a transaction. */
+  #prune(): void {
+    const { through, moreRemains } = this.peers.prune();
+    if (through > 0) setSetting(this.db, "pruned_through", through);
+    this.#isPruneLeft = moreRemains;
+  }
+
+  async #pruneOn(): Promise<void> {
+    while (this.#isPruneLeft) await this.queue.run("apply", () => this.#prune());
   }
 
   #advanceFills(transaction: WriteTransaction): void {
@@ -565,7 +603,8 @@ export class Store {
         this.peers.wantFill(peer.url, "the log was cut behind it");
         this.peers.move(peer.url, next ?? this.settledThrough, undefined);
       }
-      this.#pruneWith(transaction);
+      this.#advanceFills(transaction);
+      this.#prune();
     });
     return slowest.url;
   }
@@ -607,6 +646,7 @@ export class Store {
     await this.queue.run("apply", (transaction) => {
       this.peers.learn(health);
       if (!health.identity) this.healing.activate(transaction.nowMs);
+      if (health.hub) this.healing.meetHub(transaction.nowMs);
     });
   }
 
@@ -621,7 +661,8 @@ export class Store {
   }
 
   async endRepeats(quietMs: number): Promise<void> {
-    await this.queue.run("apply", () => this.healing.quietSince(quietMs));
+    await this.queue.run("apply", ({ nowMs }) => this.healing.quietSince(quietMs, nowMs));
+    this.lookAgain();
   }
 
   get hasTombstones(): boolean {

@@ -5,39 +5,38 @@
  */
 import type { Database, SQLQueryBindings, Statement } from "bun:sqlite";
 import { readRowJson, type Value } from "../protocol/values.ts";
+import { afterAffinity } from "./affinity.ts";
 import type { Cells } from "./read-change.ts";
 import { rowJsonSql } from "./row-json.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
 import type { Stamp } from "./versions.ts";
 
-/** Rows per multi-row statement: more gains nothing, and longer statements cost memory. */
-const CHUNK_ROWS = 100;
+/** Rows per multi-row statement, largest first: more gains nothing, and longer ones cost memory. */
+const CHUNK_ROWS: readonly number[] = [100, 25, 8];
 const VARIABLES_MAX = 32_766;
 /** Shapes of partial rows whose statements are kept; a hostile sender could make any number. */
 const SHAPES_MAX = 64;
 
 export type Binding = string | number | bigint | null | Uint8Array;
 
+/** How a row that a chunk did not write stands to the stored one. */
+export type ChunkVerdict = "equal" | "stale" | "other";
+
 export class TableWriter {
   readonly table: SyncedTable;
-  /** How many whole rows `upsertChunk` takes at once. */
-  readonly chunkRows: number;
   readonly #db: Database;
   readonly #stored: Statement<{ stamp: number | null; kind: string }, [string]>;
   readonly #row: Statement<{ json: Uint8Array }, [string]>;
   readonly #delete: Statement<unknown, [string]>;
-  readonly #shapes = new Map<string, Statement<unknown, SQLQueryBindings[]>>();
-  #chunk: Statement<unknown, SQLQueryBindings[]> | undefined;
-  #chunkEqual: Statement<{ equal: number }, SQLQueryBindings[]> | undefined;
+  readonly #statements = new Map<string, Statement<unknown, SQLQueryBindings[]>>();
+  readonly #chunkStatements = new Map<string, Statement<unknown, SQLQueryBindings[]>>();
+  readonly #chunkSizes: readonly number[];
 
   constructor(db: Database, table: SyncedTable) {
     this.#db = db;
     this.table = table;
-    this.chunkRows = Math.max(
-      1,
-      Math.min(CHUNK_ROWS, Math.floor(VARIABLES_MAX / table.columns.length)),
-    );
+    this.#chunkSizes = CHUNK_ROWS.filter((rows) => rows * table.columns.length <= VARIABLES_MAX);
     const t = quoteName(table.name);
     const id = quoteName(table.id.name);
     const version = quoteName(table.version.name);
@@ -96,51 +95,125 @@ export class TableWriter {
     );
   }
 
-  /**
-   * Upserts `chunkRows` whole rows (all columns, in order, row after row), each only where its version
-   * is above the stored one. Returns how many rows were written.
-   */
-  upsertChunk(bindings: Binding[]): number {
-    this.#chunk ??= this.#db.prepare(upsertSql(this.table, this.chunkRows));
-    return this.#chunk.run(...bindings).changes;
+  /** Gives columns their defaults again; one that must have a value and has no default keeps what it has. */
+  resetToDefault(id: string, columns: readonly Column[]): void {
+    const sets = columns
+      .filter((column) => column.defaultSql !== null || !column.notNull)
+      .map(
+        ({ name, defaultSql }) =>
+          `${quoteName(name)} = ${defaultSql === null ? "NULL" : `(${defaultSql})`}`,
+      );
+    if (sets.length === 0) return;
+    this.#statement(
+      `UPDATE OR ABORT ${quoteName(this.table.name)} SET ${sets.join(", ")} WHERE ${quoteName(this.table.id.name)} = ?`,
+    ).run(id);
   }
 
-  /** How many of these rows are stored exactly as they stand here. */
-  countEqual(bindings: Binding[]): number {
-    this.#chunkEqual ??= this.#db.prepare(countEqualSql(this.table, this.chunkRows));
-    return this.#chunkEqual.get(...bindings)!.equal;
+  // ── Many rows at once ───────────────────────────────────────────────────────────────────────
+
+  /** How many of `rows` rows one statement takes; 0 where they are too few to be worth it. */
+  chunkSize(rows: number): number {
+    return this.#chunkSizes.find((size) => size <= rows) ?? 0;
   }
 
   /**
-   * What the columns would hold after SQLite's own type affinity: from a table in memory with the same
-   * declared types. Only ties need it.
+   * Upserts `rows` whole rows (all columns, in order, row after row), each only where its version is
+   * above the stored one. Returns how many rows were written.
    */
+  upsertChunk(rows: number, bindings: Binding[]): number {
+    return this.#chunk("upsert", rows, () => upsertSql(this.table, rows)).run(...bindings).changes;
+  }
+
+  /** The same, and says which. */
+  upsertChunkReturning(rows: number, bindings: Binding[]): string[] {
+    const id = quoteName(this.table.id.name);
+    const written = this.#chunk(
+      "returning",
+      rows,
+      () => `${upsertSql(this.table, rows)} RETURNING ${id}`,
+    ).values(...bindings);
+    return written.map(([written]) => String(written));
+  }
+
+  /** How the rows of a chunk stand to what is stored; one that was just written is equal. */
+  compareChunk(rows: number, bindings: Binding[]): ChunkVerdict[] {
+    const verdicts: ChunkVerdict[] = new Array(rows).fill("other");
+    const compared = this.#chunk("compare", rows, () => compareSql(this.table, rows)).values(
+      ...bindings,
+    );
+    for (const [row, verdict] of compared) {
+      verdicts[Number(row)] = verdict === 1 ? "equal" : verdict === 0 ? "stale" : "other";
+    }
+    return verdicts;
+  }
+
+  /** The stored stamps of those of these rows that are there. */
+  stamps(ids: readonly string[]): Map<string, Stamp> {
+    const id = quoteName(this.table.id.name);
+    const version = `t.${quoteName(this.table.version.name)}`;
+    const rows = this.#chunk(
+      "stamps",
+      0,
+      () =>
+        `SELECT e.value, CASE typeof(${version}) WHEN 'integer' THEN ${version} END
+         FROM json_each(?) AS e CROSS JOIN ${quoteName(this.table.name)} AS t ON t.${id} = e.value`,
+    ).values(JSON.stringify(ids));
+    return new Map(
+      rows.map(([found, stamp]) => [String(found), stamp === null ? "odd" : Number(stamp)]),
+    );
+  }
+
+  deleteMany(ids: readonly string[]): void {
+    this.#chunk(
+      "delete",
+      0,
+      () =>
+        `DELETE FROM ${quoteName(this.table.name)} WHERE ${quoteName(this.table.id.name)} IN (SELECT value FROM json_each(?))`,
+    ).run(JSON.stringify(ids));
+  }
+
+  // ── Affinity ────────────────────────────────────────────────────────────────────────────────
+
+  /** What the columns would hold after SQLite's own type affinity; cells of other columns stay. */
   afterAffinity(cells: Cells): Map<string, Value> {
-    const columns = this.#columnsOf(cells);
+    const result = new Map(cells);
+    const unsure: Column[] = [];
+    for (const column of this.#columnsOf(cells)) {
+      const value = afterAffinity(cells.get(column.key)!, column.affinity);
+      if (value === undefined) unsure.push(column);
+      else result.set(column.key, value);
+    }
+    if (unsure.length > 0) {
+      for (const [key, value] of this.#askSqlite(unsure, cells)) result.set(key, value);
+    }
+    return result;
+  }
+
+  /** From a table in memory with the same affinities. */
+  #askSqlite(columns: readonly Column[], cells: Cells): Map<string, Value> {
     const shadow = `temp.${quoteName(`_hooksync_affinity_${this.table.key}`)}`;
-    this.#db.run(`DROP TABLE IF EXISTS ${shadow}`);
+    const all = this.table.columns;
+    // Not there after a rollback, perhaps.
     this.#db.run(
-      `CREATE TABLE ${shadow}(${columns.map((c) => `${quoteName(c.name)} ${affinityName(c)}`).join(", ")})`,
+      `CREATE TABLE IF NOT EXISTS ${shadow}(${all.map((c) => `${quoteName(c.name)} ${c.affinity}`).join(", ")})`,
     );
-    const marks = columns.map((column) => markSql(cells.get(column.key)!));
-    const insert = this.#db.prepare(`INSERT INTO ${shadow} VALUES (${marks.join(", ")})`);
-    insert.run(...columns.map((column) => bindingOf(cells.get(column.key)!)));
-    insert.finalize();
-    const select = this.#db.prepare<{ json: Uint8Array }, []>(
-      `SELECT CAST(${rowJsonSql(
-        "t",
-        columns.map((c) => ({ name: c.name, holds: "anything" })),
-      )} AS BLOB) AS json FROM ${shadow} AS t`,
+    this.#db.run(`DELETE FROM ${shadow}`);
+    const names = columns.map((column) => quoteName(column.name)).join(", ");
+    const marks = columns.map((column) => markSql(cells.get(column.key)!)).join(", ");
+    this.#statement(`INSERT INTO ${shadow}(${names}) VALUES (${marks})`).run(
+      ...columns.map((column) => bindingOf(cells.get(column.key)!)),
     );
-    const row = select.get()!;
-    select.finalize();
+    const shown = columns.map(({ name }) => ({ name, holds: "anything" }) as const);
+    const row = this.#statement(
+      `SELECT CAST(${rowJsonSql("t", shown)} AS BLOB) AS json FROM ${shadow} AS t`,
+    ).get() as { json: Uint8Array };
     return new Map([...readRowJson(row.json)].map(([name, value]) => [nameKey(name), value]));
   }
 
   finalize(): void {
-    for (const statement of [this.#stored, this.#row, this.#delete, this.#chunk, this.#chunkEqual])
-      statement?.finalize();
-    for (const statement of this.#shapes.values()) statement.finalize();
+    for (const statement of [this.#stored, this.#row, this.#delete]) statement.finalize();
+    for (const statement of this.#statements.values()) statement.finalize();
+    for (const statement of this.#chunkStatements.values()) statement.finalize();
   }
 
   #columnsOf(cells: Cells): Column[] {
@@ -148,17 +221,36 @@ export class TableWriter {
   }
 
   #statement(sql: string): Statement<unknown, SQLQueryBindings[]> {
-    let statement = this.#shapes.get(sql);
+    let statement = this.#statements.get(sql);
     if (!statement) {
-      if (this.#shapes.size >= SHAPES_MAX) {
-        for (const old of this.#shapes.values()) old.finalize();
-        this.#shapes.clear();
+      if (this.#statements.size >= SHAPES_MAX) {
+        for (const old of this.#statements.values()) old.finalize();
+        this.#statements.clear();
       }
       statement = this.#db.prepare(sql);
-      this.#shapes.set(sql, statement);
+      this.#statements.set(sql, statement);
     }
     return statement;
   }
+
+  #chunk(
+    name: string,
+    rows: number,
+    makeSql: () => string,
+  ): Statement<unknown, SQLQueryBindings[]> {
+    const key = `${name} ${rows}`;
+    let statement = this.#chunkStatements.get(key);
+    if (!statement) {
+      statement = this.#db.prepare(makeSql());
+      this.#chunkStatements.set(key, statement);
+    }
+    return statement;
+  }
+}
+
+function rowMarks(table: SyncedTable, rows: number): string {
+  const marks = `(${table.columns.map(() => "?").join(", ")})`;
+  return new Array(rows).fill(marks).join(", ");
 }
 
 function upsertSql(table: SyncedTable, rows: number): string {
@@ -167,42 +259,42 @@ function upsertSql(table: SyncedTable, rows: number): string {
   const sets = table.columns
     .filter((column) => column.key !== table.id.key)
     .map((column) => `${quoteName(column.name)} = excluded.${quoteName(column.name)}`);
-  const marks = `(${table.columns.map(() => "?").join(", ")})`;
   return (
     `INSERT OR ABORT INTO ${t}(${table.columns.map((c) => quoteName(c.name)).join(", ")}) ` +
-    `VALUES ${new Array(rows).fill(marks).join(", ")} ` +
+    `VALUES ${rowMarks(table, rows)} ` +
     `ON CONFLICT(${quoteName(table.id.name)}) DO UPDATE SET ${sets.join(", ")} ` +
     `WHERE excluded.${version} > ${t}.${version} OR typeof(${t}.${version}) <> 'integer'`
   );
 }
 
-function countEqualSql(table: SyncedTable, rows: number): string {
-  const marks = `(${table.columns.map(() => "?").join(", ")})`;
-  const same = table.columns.map((column, i) => {
-    const stored = `t.${quoteName(column.name)}`;
-    if (column.key === table.id.key) return `${stored} = v.column${i + 1}`;
-    return `${stored} IS v.column${i + 1}`;
-  });
+/** 1 for equal, 0 for stale, NULL otherwise. The column's affinity applies, its collation must not. */
+function compareSql(table: SyncedTable, rows: number): string {
+  const at = (key: string) => table.columns.findIndex((column) => column.key === key) + 1;
+  const same = table.columns
+    .filter((column) => column.key !== table.id.key)
+    .map((column) => `t.${quoteName(column.name)} IS v.column${at(column.key)} COLLATE BINARY`);
+  const version = `t.${quoteName(table.version.name)}`;
+  const numbered = Array.from(
+    { length: rows },
+    (_, row) => `(${table.columns.map(() => "?").join(", ")}, ${row})`,
+  );
   return (
-    `SELECT count(*) AS equal FROM (VALUES ${new Array(rows).fill(marks).join(", ")}) AS v ` +
-    `CROSS JOIN ${quoteName(table.name)} AS t ON ${same.join(" AND ")}`
+    `SELECT v.column${table.columns.length + 1}, CASE ` +
+    `WHEN typeof(${version}) = 'integer' AND ${version} > v.column${at(table.version.key)} THEN 0 ` +
+    `WHEN ${same.join(" AND ")} THEN 1 END ` +
+    `FROM (VALUES ${numbered.join(", ")}) AS v ` +
+    `CROSS JOIN ${quoteName(table.name)} AS t ON t.${quoteName(table.id.name)} = v.column${at(table.id.key)}`
   );
 }
 
-function affinityName(column: Column): string {
-  return { integer: "INTEGER", text: "TEXT", blob: "BLOB", real: "REAL", numeric: "NUMERIC" }[
-    column.affinity
-  ];
-}
-
 /** Bun binds a whole number as INTEGER and bytes as BLOB; where the value is something else, SQL says so. */
-function markSql(value: Value): string {
+export function markSql(value: Value): string {
   if (value.kind === "real" && Number.isInteger(value.value)) return "CAST(? AS REAL)";
   if (value.kind === "broken-text") return "CAST(? AS TEXT)";
   return "?";
 }
 
-function bindingOf(value: Value): Binding {
+export function bindingOf(value: Value): Binding {
   switch (value.kind) {
     case "null":
       return null;

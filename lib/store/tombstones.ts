@@ -5,11 +5,14 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 
+const NO_VERSIONS: ReadonlyMap<string, number> = new Map();
+
 export class Tombstones {
   readonly #version: Statement<{ version: number }, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number]>;
   readonly #any: Statement<unknown, [string]>;
-  readonly #anyOf: Statement<unknown, [string, string]>;
+  readonly #versions: Statement<{ id: string; version: number }, [string, string]>;
+  readonly #putMany: Statement<unknown, [string, string, number]>;
   readonly #forget: Statement<unknown, [number, number]>;
   readonly #remove: Statement<unknown, [string, string]>;
 
@@ -21,9 +24,15 @@ export class Tombstones {
        WHERE excluded.version >= version`,
     );
     this.#any = db.prepare("SELECT 1 FROM _hooksync_tombstones WHERE tbl = ? LIMIT 1");
-    this.#anyOf = db.prepare(
-      `SELECT 1 FROM json_each(?2) AS e CROSS JOIN _hooksync_tombstones AS s
-       ON s.tbl = ?1 AND s.id = e.value LIMIT 1`,
+    this.#versions = db.prepare(
+      `SELECT s.id, s.version FROM json_each(?2) AS e CROSS JOIN _hooksync_tombstones AS s
+       ON s.tbl = ?1 AND s.id = e.value`,
+    );
+    this.#putMany = db.prepare(
+      `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at)
+       SELECT ?1, value ->> 0, value ->> 1, ?3 FROM json_each(?2) WHERE true
+       ON CONFLICT(tbl, id) DO UPDATE SET version = excluded.version, deleted_at = excluded.deleted_at
+       WHERE excluded.version >= version`,
     );
     this.#forget = db.prepare(
       `DELETE FROM _hooksync_tombstones WHERE (tbl, id) IN (
@@ -42,8 +51,20 @@ export class Tombstones {
     return this.#any.get(tableKey) !== null;
   }
 
-  anyOf(tableKey: string, ids: readonly string[]): boolean {
-    return this.#anyOf.get(tableKey, JSON.stringify(ids)) !== null;
+  /** Of these rows, the versions of those that were deleted. */
+  versionsOf(tableKey: string, ids: readonly string[]): ReadonlyMap<string, number> {
+    if (!this.any(tableKey)) return NO_VERSIONS;
+    const rows = this.#versions.all(tableKey, JSON.stringify(ids));
+    return new Map(rows.map((row) => [row.id, row.version]));
+  }
+
+  putMany(
+    tableKey: string,
+    rows: readonly { readonly id: string; readonly version: number }[],
+    nowMs: number,
+  ): void {
+    const pairs = JSON.stringify(rows.map(({ id, version }) => [id, version]));
+    this.#putMany.run(tableKey, pairs, nowMs);
   }
 
   /** Keeps the higher version where there is one already. */

@@ -1,19 +1,27 @@
 /**
  * The version a local change gets, decided from what the triggers recorded (DESIGN.md, "Versions").
  * Other programs write with whatever stamps they like; peers take a change only when its version is
- * above what it replaced. Pure: settle.ts carries out the verdict.
+ * above what it replaced. Pure: settle-rows.ts carries out the verdict.
+ *
+ * Invariants:
+ *   V1  the version of a row that is there is above everything it replaced in this pass, above its
+ *       tombstone, and no more than an hour ahead, unless what it replaced was.
+ *   V2  a delete has the version of the row it removed, never less than what stood there before.
  */
-import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
+import { VERSION_AHEAD_MS_MAX, VERSION_MAX } from "../protocol/limits.ts";
 
 /** A stored stamp: an integer, or anything else (NULL, text, REAL), which loses against every integer. */
 export type Stamp = number | "odd";
 
-/** One entry of the log, or a note of a row that REPLACE may have thrown out, in the order of the log. */
+/**
+ * One entry of the log, or a note of a row that REPLACE may have thrown out, in the order of the log.
+ * `was` is the version replaced, `wrote` the one that then stood there.
+ */
 export type Trace =
-  | { readonly kind: "insert"; readonly wrote: Stamp }
-  | { readonly kind: "update"; readonly was: Stamp; readonly wrote: Stamp }
-  | { readonly kind: "delete"; readonly was: Stamp }
-  | { readonly kind: "note"; readonly was: Stamp };
+  | { readonly kind: "insert"; readonly wrote: number }
+  | { readonly kind: "update"; readonly was: number; readonly wrote: number }
+  | { readonly kind: "delete"; readonly was: number }
+  | { readonly kind: "note"; readonly was: number };
 
 export type LiftVerdict =
   /** The row is there and its stamp is fine. */
@@ -31,24 +39,37 @@ export interface RowHistory {
   readonly tombstone: number | undefined;
 }
 
+/**
+ * A value of the version column as a stamp. From 2^53 on it is odd: no node takes such a version, and
+ * there would be no room above it.
+ */
+export function stampOf(value: number | null, kind: string): Stamp {
+  const isStamp = kind === "integer" && value !== null && Math.abs(value) < VERSION_MAX;
+  return isStamp ? value : "odd";
+}
+
+/** What a stamp counts as: an odd one is version 0, as peers read it. */
+export function versionOf(stamp: Stamp): number {
+  return stamp === "odd" ? 0 : stamp;
+}
+
 export function judgeVersion(history: RowHistory, nowMs: number): LiftVerdict {
-  const { stored, tombstone } = history;
+  const { traces, stored, tombstone } = history;
   const aheadMs = nowMs + VERSION_AHEAD_MS_MAX;
-  const base = baseVersion(history.traces);
+  const base = baseVersion(traces);
   if (stored === undefined) {
     return {
       kind: "gone",
-      version: Math.max(base ?? 0, tombstone ?? 0, lastSaneStamp(history.traces, aheadMs)),
+      version: Math.max(base ?? 0, tombstone ?? 0, lastStamp(traces, aheadMs)),
     };
   }
   const isNew = base === undefined;
-  const floor = Math.max(
-    base ?? -Infinity,
-    tombstone ?? -Infinity,
-    ...replacedStamps(history.traces, aheadMs),
-  );
+  let floor = Math.max(base ?? -Infinity, tombstone ?? -Infinity);
+  for (const trace of traces) {
+    if (trace.kind !== "insert" && trace.was <= aheadMs) floor = Math.max(floor, trace.was);
+  }
   if (stored !== "odd" && stored > floor && stored <= aheadMs) return { kind: "keep", isNew };
-  return { kind: "lift", version: Math.max(nowMs, (base ?? 0) + 1, (tombstone ?? 0) + 1), isNew };
+  return { kind: "lift", version: Math.max(nowMs, floor + 1), isNew };
 }
 
 /**
@@ -60,22 +81,13 @@ function baseVersion(traces: readonly Trace[]): number | undefined {
   const written = new Set(traces.flatMap((trace) => ("wrote" in trace ? [trace.wrote] : [])));
   const first =
     traces.find((trace) => trace.kind === "insert" || !written.has(trace.was)) ?? traces[0];
-  if (first === undefined || first.kind === "insert") return undefined;
-  return first.was === "odd" ? 0 : first.was;
+  return first === undefined || first.kind === "insert" ? undefined : first.was;
 }
 
-/** Stamps that entries of this pass replaced, those of a clock far ahead left out. */
-function replacedStamps(traces: readonly Trace[], aheadMs: number): number[] {
-  return traces.flatMap((trace) =>
-    trace.kind !== "insert" && trace.was !== "odd" && trace.was <= aheadMs ? [trace.was] : [],
-  );
-}
-
-function lastSaneStamp(traces: readonly Trace[], aheadMs: number): number {
-  const last = traces.findLast(
-    (trace): trace is Trace & { kind: "delete" | "note" } =>
-      trace.kind === "delete" || trace.kind === "note",
-  );
-  if (last === undefined || last.was === "odd" || last.was > aheadMs) return 0;
-  return last.was;
+/** The stamp the row had when it went; 0 where that was far ahead. */
+function lastStamp(traces: readonly Trace[], aheadMs: number): number {
+  const last = traces.at(-1);
+  if (last === undefined) return 0;
+  const stamp = "wrote" in last ? last.wrote : last.was;
+  return stamp > aheadMs ? 0 : stamp;
 }

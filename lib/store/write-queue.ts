@@ -3,14 +3,19 @@
  * transaction, and each is answered after its commit. This is what makes synchronous=FULL
  * affordable. Without it every request would pay for its own fsync.
  *
+ * Received changes and the node's own housekeeping go into the same transactions, behind the local
+ * writes, for as long as there is time; what does not fit comes first in the next one.
+ *
  * Invariants:
  *   W1  a promise resolves only after COMMIT succeeded.
  *   W2  one bad write fails alone: when a group fails, its writes are run again one by one.
  *   W3  the event loop never waits for a lock that another program holds: the connection's busy
  *       timeout is a few milliseconds, then a timer tries again, for up to BUSY_MS_MAX.
  *   W4  settling is the first thing in every transaction (DESIGN.md, "Settling").
+ *   W5  neither local writes nor received changes wait for more than the transaction that runs and
+ *       the one after it to begin.
  */
-import type { Database } from "bun:sqlite";
+import type { Database, Statement } from "bun:sqlite";
 import type { Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
 
@@ -22,6 +27,8 @@ export interface WriteTransaction {
   readonly nowMs: number;
   /** Says that this write made `entries` log entries, each already with its final version. */
   logged(entries: number): void;
+  /** Whether a write that can be continued in another transaction should leave the rest to it. */
+  isLong(): boolean;
 }
 
 export interface WriteQueueOptions {
@@ -32,7 +39,7 @@ export interface WriteQueueOptions {
   readonly hasForeignKeys: () => boolean;
   /** First in every transaction. */
   readonly settle: (nowMs: number) => void;
-  /** Last in every transaction: `logged` is what its writes said they logged. */
+  /** After the writes of one mode: `logged` is what they said they logged. */
   readonly finish: (nowMs: number, logged: number, mode: WriteMode) => void;
   /** After every commit. */
   readonly committed: () => void;
@@ -51,48 +58,76 @@ interface Job {
 /** A reader of a large file may hold a lock for seconds; after this the client should decide. */
 const BUSY_MS_MAX = 5_000;
 const BUSY_RETRY_MS = 10;
-/** Bounds one transaction, and with it the wait of the last request in it. */
+/** While stopping: what is left to write can be done after the next start, and a stop has 8 s. */
+const BUSY_STOPPING_MS_MAX = 1_000;
+/** Bounds what is undone, and run again, when a group fails. */
 const GROUP_JOBS_MAX = 512;
+/**
+ * No further write joins a transaction that has lasted this long, so that whoever comes meanwhile waits
+ * for a few milliseconds. A commit costs a tenth of it.
+ */
+const TRANSACTION_MS_MAX = 5;
 /** Above this many waiting writes new ones are refused (503): a queue without end helps nobody. */
 const WAITING_JOBS_MAX = 20_000;
 
 export class WriteQueue {
   readonly #options: WriteQueueOptions;
-  #waiting: Job[] = [];
+  readonly #begin: Statement;
+  readonly #commit: Statement;
+  #local: Job[] = [];
+  #apply: Job[] = [];
+  /** The transaction before had no time for any of `#apply`. */
+  #isApplyDue = false;
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
+  #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
     this.#options = options;
+    this.#begin = options.db.query("BEGIN IMMEDIATE");
+    this.#commit = options.db.query("COMMIT");
   }
 
   get waiting(): number {
-    return this.#waiting.length;
+    return this.#local.length + this.#apply.length;
   }
 
-  /** Runs `work` in a transaction, perhaps with others; resolves with its result after the commit. */
-  run<T>(mode: WriteMode, work: (transaction: WriteTransaction) => T): Promise<T> {
+  /**
+   * Runs `work` in a transaction, perhaps with others; resolves with its result after the commit.
+   * With `patienceMs` it makes no transaction of its own before that time, but joins one that is made.
+   */
+  run<T>(mode: WriteMode, work: (transaction: WriteTransaction) => T, patienceMs = 0): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
-    if (this.#waiting.length >= WAITING_JOBS_MAX) {
+    if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
     const queuedMs = this.#options.clock.monotonicMs();
     return new Promise<T>((resolve, reject) => {
-      this.#waiting.push({
+      this.#listOf(mode).push({
         mode,
         queuedMs,
         work,
         resolve: resolve as (value: never) => void,
         reject,
       });
-      this.#schedule();
+      if (patienceMs > 0) this.#options.timers.after(patienceMs, () => this.#schedule());
+      else this.#schedule();
     });
+  }
+
+  /** Nobody is answered any more: from now on a locked file is not waited for as long. */
+  hurry(): void {
+    this.#busyMsMax = BUSY_STOPPING_MS_MAX;
   }
 
   /** Refuses further writes; those already waiting are still run. */
   close(): void {
     this.#closed = true;
+  }
+
+  #listOf(mode: WriteMode): Job[] {
+    return mode === "local" ? this.#local : this.#apply;
   }
 
   #schedule(): void {
@@ -103,29 +138,41 @@ export class WriteQueue {
 
   #flush(): void {
     this.#scheduled = false;
-    const first = this.#waiting[0];
-    if (!first) return;
-    let count = 1;
-    while (count < GROUP_JOBS_MAX && this.#waiting[count]?.mode === first.mode) count++;
-    const group = this.#waiting.slice(0, count);
-    const outcome = this.#transact(group);
+    const group = this.#nextGroup();
+    if (group.length === 0) return;
+    const { outcome, tried } = this.#transact(group);
     if (outcome === "busy") {
       this.#refuseOverdue();
       this.#scheduled = true;
       this.#options.timers.after(BUSY_RETRY_MS, () => this.#flush());
       return;
     }
-    this.#waiting.splice(0, count);
-    if (outcome === "failed") this.#runAlone(group);
-    if (this.#waiting.length > 0) this.#schedule();
+    const applied = tried.filter((job) => job.mode === "apply").length;
+    this.#local.splice(0, tried.length - applied);
+    this.#apply.splice(0, applied);
+    this.#isApplyDue = applied === 0 && this.#apply.length > 0;
+    if (outcome === "failed") this.#runAlone(tried);
+    if (this.waiting > 0) this.#schedule();
+  }
+
+  /** In the order in which they are run while there is time; each list from its beginning. */
+  #nextGroup(): readonly Job[] {
+    const local = this.#local.slice(0, GROUP_JOBS_MAX);
+    const apply = this.#apply.slice(0, GROUP_JOBS_MAX);
+    if (local.length === 0 || apply.length === 0) return local.length === 0 ? apply : local;
+    // Foreign keys cannot be switched inside a transaction.
+    if (this.#options.hasForeignKeys()) return this.#isApplyDue ? apply : local;
+    return this.#isApplyDue ? [apply[0]!, ...local, ...apply.slice(1)] : [...local, ...apply];
   }
 
   /** W2. A group of one has already had its error. */
   #runAlone(group: readonly Job[]): void {
     for (const [index, job] of group.entries()) {
-      const outcome = this.#transact([job], true);
+      const { outcome } = this.#transact([job], true);
       if (outcome === "busy") {
-        this.#waiting.unshift(...group.slice(index));
+        const rest = group.slice(index);
+        for (const mode of ["local", "apply"] as const)
+          this.#listOf(mode).unshift(...rest.filter((waiting) => waiting.mode === mode));
         return;
       }
     }
@@ -133,54 +180,75 @@ export class WriteQueue {
 
   #refuseOverdue(): void {
     const nowMs = this.#options.clock.monotonicMs();
-    const isOverdue = (job: Job) => nowMs - job.queuedMs >= BUSY_MS_MAX;
-    for (const job of this.#waiting.filter(isOverdue)) {
+    const isOverdue = (job: Job) => nowMs - job.queuedMs >= this.#busyMsMax;
+    for (const job of [...this.#local, ...this.#apply].filter(isOverdue)) {
       job.reject(busyError("another program holds the write lock of the database"));
     }
-    this.#waiting = this.#waiting.filter((job) => !isOverdue(job));
+    this.#local = this.#local.filter((job) => !isOverdue(job));
+    this.#apply = this.#apply.filter((job) => !isOverdue(job));
   }
 
-  #transact(group: readonly Job[], alone = group.length === 1): "done" | "busy" | "failed" {
+  /** `tried`: those of the group that were run, or that failed with it. */
+  #transact(group: readonly Job[], alone = group.length === 1): Attempt {
     const { db, clock, settle, finish, committed, rolledBack, hasForeignKeys } = this.#options;
-    const wanted = group[0]!.mode === "local" && hasForeignKeys();
+    let { mode } = group[0]!;
+    const wanted = mode === "local" && hasForeignKeys();
     if (wanted !== this.#foreignKeys) {
       db.run(`PRAGMA foreign_keys = ${wanted ? "ON" : "OFF"}`);
       this.#foreignKeys = wanted;
     }
     try {
-      db.run("BEGIN IMMEDIATE");
+      this.#begin.run();
     } catch (error) {
-      if (isBusy(error)) return "busy";
-      if (!alone) return "failed";
+      if (isBusy(error)) return { outcome: "busy", tried: [] };
+      if (!alone) return { outcome: "failed", tried: group };
       group[0]!.reject(storeError(error));
-      return "done";
+      return { outcome: "done", tried: group };
     }
     const results: unknown[] = [];
     let logged = 0;
     const nowMs = clock.nowMs();
+    const beganMs = clock.monotonicMs();
+    const transaction: WriteTransaction = {
+      nowMs,
+      logged: (entries) => {
+        logged += entries;
+      },
+      isLong: () => clock.monotonicMs() - beganMs >= TRANSACTION_MS_MAX,
+    };
+    let tried = 0;
     try {
       settle(nowMs);
-      const transaction: WriteTransaction = {
-        nowMs,
-        logged: (entries) => {
-          logged += entries;
-        },
-      };
-      for (const job of group) results.push(job.work(transaction));
-      finish(nowMs, logged, group[0]!.mode);
-      db.run("COMMIT");
+      for (const job of group) {
+        if (tried > 0 && transaction.isLong()) break;
+        if (job.mode !== mode) {
+          finish(nowMs, logged, mode);
+          logged = 0;
+          mode = job.mode;
+        }
+        tried++;
+        results.push(job.work(transaction));
+      }
+      finish(nowMs, logged, mode);
+      this.#commit.run();
     } catch (error) {
       if (db.inTransaction) db.run("ROLLBACK");
       rolledBack();
-      if (isBusy(error)) return "busy";
-      if (!alone) return "failed";
+      if (isBusy(error)) return { outcome: "busy", tried: [] };
+      // Where settling failed, nobody was tried and everybody fails with it.
+      if (!alone) return { outcome: "failed", tried: tried === 0 ? group : group.slice(0, tried) };
       group[0]!.reject(storeError(error));
-      return "done";
+      return { outcome: "done", tried: group };
     }
     committed();
-    for (const [index, job] of group.entries()) job.resolve(results[index] as never);
-    return "done";
+    for (let i = 0; i < tried; i++) group[i]!.resolve(results[i] as never);
+    return { outcome: "done", tried: group.slice(0, tried) };
   }
+}
+
+interface Attempt {
+  readonly outcome: "done" | "busy" | "failed";
+  readonly tried: readonly Job[];
 }
 
 function busyError(message: string): HookSyncError {

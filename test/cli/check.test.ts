@@ -1,6 +1,6 @@
 /** `check` as a process: what it says of a file, its exit codes, and that it leaves no trace. */
 import { Database } from "bun:sqlite";
-import { afterAll, expect, test } from "bun:test";
+import { afterAll, expect, setDefaultTimeout, test } from "bun:test";
 import {
   copyFileSync,
   mkdtempSync,
@@ -12,6 +12,10 @@ import {
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { run, start } from "./run.ts";
+
+/** Several processes each, one after the other, on a machine that has other things to do. */
+const TEST_MS_MAX = 30_000;
+setDefaultTimeout(TEST_MS_MAX);
 
 const SCRATCH = mkdtempSync(join(tmpdir(), "hook-sync-check-"));
 afterAll(() => rmSync(SCRATCH, { recursive: true, force: true }));
@@ -51,7 +55,7 @@ function application(mode: "wal" | "delete" = "delete", sql = APPLICATION): stri
 }
 
 const check = (cwd: string, ...argv: string[]) =>
-  run(["check", "--db", "app.db", ...argv], { cwd });
+  run(["check", "--db", "app.db", ...argv], { cwd, msMax: TEST_MS_MAX });
 
 /** Every file of the folder, byte for byte. */
 function contents(cwd: string): Record<string, string> {
@@ -124,7 +128,7 @@ test("a start changes what was foretold, and the next would change nothing", asy
   };
   const before = schema();
   const argv = ["--id", "a", "--db", "app.db", "--listen", "127.0.0.1:0", ...asked];
-  const node = start(argv, { cwd });
+  const node = start(argv, { cwd, msMax: TEST_MS_MAX });
   await node.printed("out", "peers");
   const during = await check(cwd, ...asked);
   expect(during.out).toContain("used by hook-sync as a");
@@ -171,7 +175,10 @@ test("it counts all rows, where a start looks at a sample of the stamps", async 
 
 test("while a node runs it sees what is only in the -wal, and the node goes on", async () => {
   const cwd = folder();
-  const node = start(["--id", "a", "--db", "app.db", "--listen", "127.0.0.1:0"], { cwd });
+  const node = start(["--id", "a", "--db", "app.db", "--listen", "127.0.0.1:0"], {
+    cwd,
+    msMax: TEST_MS_MAX,
+  });
   const url = /http:\/\/127\.0\.0\.1:\d+/.exec(await node.printed("out", "peers"))![0];
   const post = () =>
     fetch(`${url}/api/items`, {
@@ -267,7 +274,7 @@ test("an empty file, and a name with characters of an address in it", async () =
   db.run("PRAGMA journal_mode = WAL");
   db.run("CREATE TABLE t(id TEXT PRIMARY KEY, updated_at INTEGER)");
   db.close(true);
-  const { out, code } = await run(["check", "--db", "ä ?#%&.db"], { cwd });
+  const { out, code } = await run(["check", "--db", "ä ?#%&.db"], { cwd, msMax: TEST_MS_MAX });
   expect(out).toContain("t: fits");
   expect([code, readdirSync(cwd).sort()]).toEqual([0, ["app.db", "ä ?#%&.db"]]);
 });

@@ -1,10 +1,14 @@
 /** `detach` as a process: the file is as it was before it was a node's, with the data it has now. */
 import { Database } from "bun:sqlite";
-import { afterAll, afterEach, expect, test } from "bun:test";
+import { afterAll, afterEach, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { run, type Started, start } from "./run.ts";
+
+/** Several processes each, one after the other, on a machine that has other things to do. */
+const TEST_MS_MAX = 30_000;
+setDefaultTimeout(TEST_MS_MAX);
 
 const SCRATCH = mkdtempSync(join(tmpdir(), "hook-sync-detach-"));
 afterAll(() => rmSync(SCRATCH, { recursive: true, force: true }));
@@ -51,13 +55,15 @@ function file(sql = SCHEMA) {
           .query("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
           .values(),
       ),
-    detach: (...argv: string[]) => run(["detach", "--db", "app.db", ...argv], { cwd }),
+    detach: (...argv: string[]) =>
+      run(["detach", "--db", "app.db", ...argv], { cwd, msMax: TEST_MS_MAX }),
   };
 }
 
 async function node(cwd: string, ...argv: string[]) {
   const started = start(["--id", "a", "--db", "app.db", "--listen", "127.0.0.1:0", ...argv], {
     cwd,
+    msMax: TEST_MS_MAX,
   });
   running.push(started);
   const out = await started.printed("out", "peers");
@@ -214,12 +220,12 @@ test("tables of our names that are somebody else's are left alone: exit 1", asyn
 test("no file is made, and no file that is not a database is touched", async () => {
   const cwd = mkdtempSync(join(SCRATCH, "app-"));
   copyFileSync(import.meta.path, join(cwd, "text.db"));
-  const none = await run(["detach", "--db", "none.db"], { cwd });
+  const none = await run(["detach", "--db", "none.db"], { cwd, msMax: TEST_MS_MAX });
   expect([none.err, none.code]).toEqual([
     "hook-sync: there is no file none.db. Give the path of an SQLite database.\n",
     1,
   ]);
-  const text = await run(["detach", "--db", "text.db"], { cwd });
+  const text = await run(["detach", "--db", "text.db"], { cwd, msMax: TEST_MS_MAX });
   expect(text.err).toContain("text.db is not an SQLite database");
   expect([text.code, readdirSync(cwd)]).toEqual([1, ["text.db"]]);
 });

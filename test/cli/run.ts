@@ -27,7 +27,7 @@ export interface RunOptions {
   readonly env?: Record<string, string>;
   readonly cwd?: string;
   readonly entry?: string;
-  /** For commands that read much: how long they may take. */
+  /** When it is ended at the latest, for a test that takes longer than most. */
   readonly msMax?: number;
 }
 

@@ -240,37 +240,42 @@ describe.each(["with", "without"])("around one hub, ours %s --url", (url) => {
   );
 });
 
-/** What foreign nodes agree on without us: a node writes twice with one stamp, and all take it in order. */
-const AGREED: readonly (readonly [name: string, write: string, left: string[]])[] = [
+/**
+ * A Go node writes twice with one stamp. Foreign nodes take it in the order of arrival, which a mesh does
+ * not keep: so with ours, what came in one batch is taken in its order, and across batches the content
+ * decides, for every node alike. `with ours` says what is left.
+ */
+const ONE_STAMP: readonly (readonly [
+  name: string,
+  write: string,
+  left: Record<string, string[]>,
+])[] = [
   [
     "an edit that forgets its stamp",
     "UPDATE items SET name = 'edited' WHERE id = 'row'",
-    ["edited"],
+    { node: ["edited"], ours: ["not yet edited"] },
   ],
   [
     "a row made, edited and removed with one stamp",
     `${row("brief", "made")}; UPDATE items SET name = 'edited' WHERE id = 'brief';
      DELETE FROM items WHERE id = 'brief'`,
-    ["not yet edited"],
+    { node: ["not yet edited"], ours: ["not yet edited"] },
   ],
 ];
 
-describe.each(AGREED)("%s on a Go node", (_, write, left) => {
+describe.each(ONE_STAMP)("%s on a Go node", (_, write, left) => {
   for (const third of ["node", "ours"] as const) {
-    test.skipIf(!available("go", "node", third))(
-      `stays so with a third node of ${third}`,
-      async () => {
-        await using fleet = new Fleet();
-        const mesh = await wiredMesh(fleet, [["go"], ["node"], [third]]);
-        const go = at(mesh, 0);
-        go.write(row("row", "not yet edited"));
-        await settled(mesh.members);
-        go.write(write);
-        await until("the log to be empty", async () => (await go.health()).pending_changes === 0);
-        await settled(mesh.members);
-        expect(go.sql("SELECT name FROM items")).toEqual(left.map((name) => ({ name })));
-      },
-    );
+    test.skipIf(!available("go", "node", third))(`with a third node of ${third}`, async () => {
+      await using fleet = new Fleet();
+      const mesh = await wiredMesh(fleet, [["go"], ["node"], [third]]);
+      const go = at(mesh, 0);
+      go.write(row("row", "not yet edited"));
+      await settled(mesh.members);
+      go.write(write);
+      await until("the log to be empty", async () => (await go.health()).pending_changes === 0);
+      await settled(mesh.members);
+      expect(go.sql("SELECT name FROM items")).toEqual(left[third]!.map((name) => ({ name })));
+    });
   }
 });
 

@@ -492,7 +492,7 @@ test("time grows with the body and no faster, whatever it is made of", () => {
   ];
   const seconds = (body: Uint8Array) => {
     let best = Number.POSITIVE_INFINITY;
-    for (let i = 0; i < 3; i++) {
+    for (let i = 0; i < 2; i++) {
       const start = Bun.nanoseconds();
       try {
         parseBatch(body);
@@ -504,9 +504,9 @@ test("time grows with the body and no faster, whatever it is made of", () => {
     return best;
   };
   for (const shape of shapes) {
-    const small = seconds(utf8.encode(shape(200_000)));
-    const large = seconds(utf8.encode(shape(4_000_000)));
+    const small = seconds(utf8.encode(shape(100_000)));
+    const large = seconds(utf8.encode(shape(2_000_000)));
     // 20 times the bytes; 400 times the work if anything were quadratic.
     expect(large / small).toBeLessThan(120);
   }
-});
+}, 60_000);

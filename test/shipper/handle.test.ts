@@ -334,6 +334,7 @@ describe("a worker that fails", () => {
   test("a file that cannot be opened is tried again, with growing pauses, until stopped", async () => {
     const handle = start([fake().url], { dbPath: `${log.dir}/missing/log.db` });
     await watch.until("three failures", () => of("log").length === 3);
+    expect(of("log")[0]!.fields["error"]).toBe("SQLiteError: unable to open database file");
     expect(of("log").map(({ fields }) => fields["pauseMs"])).toEqual([50, 100, 200]);
     await handle.stop();
     const count = posted.length;

@@ -1,9 +1,15 @@
 /** What moves along when columns of a synced table are renamed while changes wait to be sent. */
 import { Database } from "bun:sqlite";
 import { expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { type Alteration, alterTable, parseAlteration } from "../../lib/store/alter-table.ts";
 import { installTriggers, survey } from "../../lib/store/catalog.ts";
 import { followColumns } from "../../lib/store/follow-schema.ts";
-import { migrate } from "../../lib/store/migrations.ts";
+import { migrate, setSetting } from "../../lib/store/migrations.ts";
+import { Settler } from "../../lib/store/settle.ts";
+import { Tombstones } from "../../lib/store/tombstones.ts";
 import { StoreFixture } from "../support/store-fixture.ts";
 
 const SQL = `CREATE TABLE t(id TEXT PRIMARY KEY, "we ""ird" BLOB, n REAL, updated_at INTEGER)`;
@@ -91,4 +97,39 @@ test("the version of a column moves with it; what peers sent under the new name 
     ["b", "it's", 20, "theirs"],
     ["c", "it's", 30, "own"],
   ]);
+});
+
+test("what another process put right makes the shipper forget the bodies it has made", () => {
+  const path = join(mkdtempSync(join(tmpdir(), "hook-sync-follow-")), "a.db");
+  const db = new Database(path, { strict: true });
+  db.run("PRAGMA journal_mode = WAL");
+  db.run(`${SQL}; CREATE TABLE other(x)`);
+  migrate(db);
+  const selection = { all: false, names: ["t"] };
+  setSetting(db, "tables", JSON.stringify(selection));
+  setSetting(db, "settled_through", 0);
+  const events: string[] = [];
+  const settler = new Settler({
+    db,
+    tombstones: new Tombstones(db),
+    selection,
+    onEvent: ({ kind }) => events.push(kind),
+    onSurvey: () => {},
+  });
+  const settle = () => {
+    db.run("BEGIN IMMEDIATE");
+    settler.settle(1_800_000_000_000);
+    db.run("COMMIT");
+    return settler.takeRewritten();
+  };
+  settle();
+  db.run("INSERT INTO t VALUES ('a', 'x', 1, 1)");
+  expect([settle(), events]).toEqual([false, ["registered"]]);
+  alterTable(path, parseAlteration("ALTER TABLE t RENAME COLUMN n TO m") as Alteration);
+  expect([settle(), events]).toEqual([true, ["registered"]]);
+  expect(JSON.parse(entries(db)[0]!)).toMatchObject({ m: 1 });
+  alterTable(path, parseAlteration("ALTER TABLE other ADD COLUMN y") as Alteration);
+  expect(settle()).toBe(false);
+  db.close(true);
+  rmSync(dirname(path), { recursive: true });
 });

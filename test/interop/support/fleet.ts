@@ -150,6 +150,7 @@ export class Member {
   }
 
   async start(): Promise<this> {
+    if (this.running) throw new Error(`${this.id} runs already`);
     const command = commands[this.make];
     if (command === undefined) throw new Error(`no ${this.make} node here`);
     const dash = this.make === "go" || this.make === "hub" ? "-" : "--";

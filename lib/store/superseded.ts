@@ -1,0 +1,61 @@
+/**
+ * Changes of a foreign node's own batch that a later one of the same row replaced without a new stamp:
+ * what its users write twice within a millisecond, or without touching updated_at. Taken one by one they
+ * would tie, and the content, not the order they were made in, would decide. Within one batch the order is
+ * known; across batches it is not, and there the content decides for every node alike.
+ */
+import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
+
+/** Places in a batch. */
+export interface Superseded {
+  has(at: number): boolean;
+  /** What the change at this place replaced, the latest first. */
+  by(at: number): readonly number[];
+}
+
+export const NOTHING_SUPERSEDED: Superseded = { has: () => false, by: () => [] };
+
+interface LastOfRow {
+  readonly at: number;
+  readonly version: number;
+}
+
+export function supersededIn(changes: readonly ReceivedChange[]): Superseded {
+  const replaced = new Map<number, readonly number[]>();
+  const gone = new Set<number>();
+  const tables = new Map<JsonValue | undefined, Map<string, LastOfRow>>();
+  for (const [at, { value }] of changes.entries()) {
+    if (!isObject(value)) continue;
+    const row = member(value, "row");
+    const op = member(value, "op");
+    if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
+    const id = member(row, "id");
+    const version = member(row, "updated_at");
+    if (typeof id !== "string" || !isInteger(version)) continue;
+    const name = member(value, "table");
+    let rows = tables.get(name);
+    if (rows === undefined) {
+      rows = new Map();
+      tables.set(name, rows);
+    }
+    const before = rows.get(id);
+    if (before?.version === version && replaces(row, changes[before.at]!)) {
+      gone.add(before.at);
+      replaced.set(at, [before.at, ...(replaced.get(before.at) ?? [])]);
+    }
+    rows.set(id, { at, version });
+  }
+  if (gone.size === 0) return NOTHING_SUPERSEDED;
+  return { has: (at) => gone.has(at), by: (at) => replaced.get(at) ?? [] };
+}
+
+function isInteger(value: JsonValue | undefined): value is number {
+  return Number.isSafeInteger(value);
+}
+
+/** With all its columns; and what will be parked replaces nothing. */
+function replaces(row: { readonly [member: string]: JsonValue }, before: ReceivedChange): boolean {
+  const earlier = isObject(before.value) ? member(before.value, "row") : undefined;
+  if (!isObject(earlier) || Object.keys(earlier).length > Object.keys(row).length) return false;
+  return Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
+}

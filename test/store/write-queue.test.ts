@@ -1,0 +1,245 @@
+import { Database } from "bun:sqlite";
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { HookSyncError } from "../../lib/base/errors.ts";
+import { type WriteMode, WriteQueue } from "../../lib/store/write-queue.ts";
+import { VirtualTime } from "../shipper/virtual-time.ts";
+
+let dir: string;
+let db: Database;
+let time: VirtualTime;
+let queue: WriteQueue;
+let hasForeignKeys: boolean;
+/** What happened to the file, in order: the notes of jobs, what was finished, commits, rollbacks. */
+let story: string[];
+/** By which the monotonic clock is ahead: how long the jobs of this transaction took. */
+let workedMs: number;
+
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), "hook-sync-queue-"));
+  db = new Database(join(dir, "queue.db"), { strict: true });
+  db.run("PRAGMA journal_mode = WAL");
+  db.run("PRAGMA busy_timeout = 0");
+  db.run("CREATE TABLE t(what TEXT UNIQUE)");
+  time = new VirtualTime();
+  story = [];
+  hasForeignKeys = false;
+  workedMs = 0;
+  queue = new WriteQueue({
+    db,
+    clock: { nowMs: () => time.nowMs(), monotonicMs: () => time.monotonicMs() + workedMs },
+    timers: time,
+    hasForeignKeys: () => hasForeignKeys,
+    settle: () => {},
+    finish: (_nowMs, logged, mode) => story.push(`${mode} finished, ${logged} logged`),
+    committed: () => story.push("commit"),
+    rolledBack: () => story.push("rollback"),
+  });
+});
+
+afterEach(() => {
+  db.close(true);
+  rmSync(dir, { recursive: true, force: true });
+});
+
+/** A write that notes itself, logs one entry, takes `ms` and fails where another has its name. */
+function write(mode: WriteMode, name: string, ms = 0, patienceMs = 0): Promise<string> {
+  return queue.run(
+    mode,
+    (transaction) => {
+      story.push(name);
+      transaction.logged(1);
+      workedMs += ms;
+      db.query("INSERT INTO t VALUES (?)").run(name);
+      return name;
+    },
+    patienceMs,
+  );
+}
+
+function stored(): string[] {
+  return db
+    .query<{ what: string }, []>("SELECT what FROM t ORDER BY rowid")
+    .all()
+    .map((row) => row.what);
+}
+
+describe("one transaction", () => {
+  test("takes local writes and received changes, local ones first, each kind finished by itself", async () => {
+    const all = [
+      write("apply", "a"),
+      write("local", "b"),
+      write("apply", "c"),
+      write("local", "d"),
+    ];
+    await time.settle();
+    expect(story).toEqual([
+      "b",
+      "d",
+      "local finished, 2 logged",
+      "a",
+      "c",
+      "apply finished, 2 logged",
+      "commit",
+    ]);
+    expect(await Promise.all(all)).toEqual(["a", "b", "c", "d"]);
+  });
+
+  test("holds one kind only where foreign keys must be switched between them", async () => {
+    hasForeignKeys = true;
+    const all = [write("apply", "a"), write("local", "b")];
+    await time.settle();
+    expect(story).toEqual([
+      "b",
+      "local finished, 1 logged",
+      "commit",
+      "a",
+      "apply finished, 1 logged",
+      "commit",
+    ]);
+    await Promise.all(all);
+  });
+
+  test("takes no more writes when it has become long, and the rest comes in the next", async () => {
+    const all = [write("local", "a", 4), write("local", "b", 4), write("local", "c", 4)];
+    await time.settle();
+    expect(story).toEqual([
+      "a",
+      "b",
+      "local finished, 2 logged",
+      "commit",
+      "c",
+      "local finished, 1 logged",
+      "commit",
+    ]);
+    await Promise.all(all);
+  });
+
+  test("tells a long write when the time is over", async () => {
+    const seen: boolean[] = [];
+    const done = queue.run("apply", (transaction) => {
+      seen.push(transaction.isLong());
+      workedMs += 5;
+      seen.push(transaction.isLong());
+    });
+    await time.settle();
+    await done;
+    expect(seen).toEqual([false, true]);
+  });
+});
+
+describe("nobody is left waiting (W5)", () => {
+  test("received changes that found no time come first in the next transaction", async () => {
+    const all = [
+      write("apply", "received 1", 6),
+      write("apply", "received 2", 6),
+      write("local", "a", 6),
+      write("local", "b", 6),
+      write("local", "c", 6),
+    ];
+    await time.settle();
+    expect(stored()).toEqual(["a", "received 1", "b", "received 2", "c"]);
+    await Promise.all(all);
+  });
+
+  test("the same where the kinds cannot share a transaction", async () => {
+    hasForeignKeys = true;
+    const all = [
+      write("apply", "received 1", 6),
+      write("apply", "received 2", 6),
+      write("local", "a", 6),
+      write("local", "b", 6),
+    ];
+    await time.settle();
+    expect(stored()).toEqual(["a", "received 1", "b", "received 2"]);
+    await Promise.all(all);
+  });
+});
+
+describe("a patient write", () => {
+  test("joins the transaction of another", async () => {
+    const patient = write("apply", "patient", 0, 40);
+    await time.settle();
+    expect(story).toEqual([]);
+    const other = write("local", "a");
+    await time.settle();
+    expect(stored()).toEqual(["a", "patient"]);
+    expect(story.filter((event) => event === "commit")).toHaveLength(1);
+    await Promise.all([patient, other]);
+    await time.advance(100);
+    expect(story.filter((event) => event === "commit")).toHaveLength(1);
+  });
+
+  test("makes its own when none comes", async () => {
+    const patient = write("apply", "patient", 0, 40);
+    await time.advance(39);
+    expect(stored()).toEqual([]);
+    await time.advance(1);
+    expect(stored()).toEqual(["patient"]);
+    await patient;
+  });
+});
+
+describe("a write that fails (W2)", () => {
+  test("fails alone; the others of its group are there once, and those behind it too", async () => {
+    const all = await Promise.allSettled([
+      ...(await settledLater([
+        write("local", "a"),
+        write("local", "b"),
+        write("local", "a"),
+        write("local", "c"),
+        write("apply", "d"),
+      ])),
+    ]);
+    expect(all.map((result) => result.status)).toEqual([
+      "fulfilled",
+      "fulfilled",
+      "rejected",
+      "fulfilled",
+      "fulfilled",
+    ]);
+    expect(stored().sort()).toEqual(["a", "b", "c", "d"]);
+    expect(story.filter((event) => event === "rollback")).toHaveLength(2);
+  });
+});
+
+describe("while another program holds the lock (W3)", () => {
+  test("all wait, and are carried out when it is free", async () => {
+    using other = new Database(join(dir, "queue.db"));
+    other.run("BEGIN IMMEDIATE");
+    const all = [write("local", "a"), write("apply", "b")];
+    await time.advance(1_000);
+    expect(story).toEqual([]);
+    other.run("COMMIT");
+    await time.advance(10);
+    expect(await Promise.all(all)).toEqual(["a", "b"]);
+  });
+
+  test("each is refused when its time is over, whichever kind it is", async () => {
+    using other = new Database(join(dir, "queue.db"));
+    other.run("BEGIN IMMEDIATE");
+    const early = [write("local", "a"), write("apply", "b")];
+    await time.advance(4_000);
+    const late = write("local", "c");
+    const outcomes = Promise.allSettled(early);
+    await time.advance(1_010);
+    const reasons = (await outcomes).map((outcome) => (outcome as PromiseRejectedResult).reason);
+    expect(reasons.map((reason) => reason instanceof HookSyncError && reason.code)).toEqual([
+      "busy",
+      "busy",
+    ]);
+    other.run("ROLLBACK");
+    await time.advance(10);
+    expect(await late).toBe("c");
+  });
+});
+
+/** Lets the queue work while rejections already have somebody who waits for them. */
+async function settledLater<T>(all: Promise<T>[]): Promise<Promise<T>[]> {
+  const waiting = Promise.allSettled(all);
+  await time.settle();
+  await waiting;
+  return all;
+}
