@@ -54,7 +54,7 @@ class WorkerShipper implements ShipperHandle {
   readonly #positions: Map<string, PeerStart>;
   #settledThrough: number;
   #targeted: boolean;
-  #status: readonly PeerStatus[] = [];
+  #status: readonly PeerStatus[];
   #worker: Worker | undefined;
   #startedAtMs = 0;
   /** Deaths in a row. */
@@ -73,6 +73,7 @@ class WorkerShipper implements ShipperHandle {
     this.#settledThrough = options.config.settledThrough;
     this.#targeted = options.config.targeted ?? false;
     this.#positions = new Map(options.config.peers.map((peer) => [peer.url, peer]));
+    this.#status = options.config.peers.map((peer) => unheard(peer, this.#settledThrough));
   }
 
   start(): void {
@@ -197,6 +198,23 @@ class WorkerShipper implements ShipperHandle {
   #send(message: ToShipper): void {
     this.#worker?.postMessage(message);
   }
+}
+
+/** What is known of a peer before the worker says anything: nobody must take it for a node without peers. */
+function unheard({ url, watermark }: PeerStart, settledThrough: number): PeerStatus {
+  const pending = Math.max(0, settledThrough - watermark);
+  return {
+    url,
+    state: pending === 0 ? "idle" : "waiting",
+    nodeId: undefined,
+    make: undefined,
+    dbId: undefined,
+    lastAcked: watermark,
+    pending,
+    lastError: undefined,
+    lastContactMs: undefined,
+    clockOffsetMs: undefined,
+  };
 }
 
 /** Bun puts the lines of source around the place before the message. */
