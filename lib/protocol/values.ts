@@ -13,8 +13,13 @@ export type Value =
   | { readonly kind: "blob"; readonly hex: string }
   | { readonly kind: "broken-text"; readonly hex: string };
 
-/** What a BLOB or a broken text is on the wire: `\x` + hex. */
-export const WIRE_HEX = /^\\x((?:[0-9a-f]{2})*)$/i;
+/** Of a pair at a time it takes a second for a MiB. */
+const WIRE_HEX = /^\\x[0-9a-f]*$/i;
+
+/** The digits of what a BLOB or a broken text is on the wire, `\x` + hex; undefined where it is none. */
+export function wireHex(text: string): string | undefined {
+  return text.length % 2 === 0 && WIRE_HEX.test(text) ? text.slice(2) : undefined;
+}
 
 const INT64_MAX = 9_223_372_036_854_775_807n;
 const INT64_MIN = -9_223_372_036_854_775_808n;

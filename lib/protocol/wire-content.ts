@@ -3,7 +3,7 @@
  * between two nodes' rows needs (winner.ts).
  */
 import { isObject, type JsonValue, member, type ReceivedChange } from "./batch.ts";
-import { readNumber, type Value, WIRE_HEX } from "./values.ts";
+import { readNumber, type Value, wireHex } from "./values.ts";
 import type { Content } from "./winner.ts";
 
 /** By lower-cased name; empty where the change has no row. */
@@ -33,7 +33,7 @@ function readCell(
 ): Value {
   if (typeof json === "number") return readNumber(token ?? String(json));
   if (typeof json !== "string") return { kind: "null" };
-  const hex = hexKind === undefined ? undefined : WIRE_HEX.exec(json)?.[1]?.toLowerCase();
+  const hex = hexKind === undefined ? undefined : wireHex(json)?.toLowerCase();
   return hexKind === undefined || hex === undefined
     ? { kind: "text", value: json }
     : { kind: hexKind, hex };

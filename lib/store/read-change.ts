@@ -5,7 +5,7 @@
  */
 import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
 import { VERSION_AHEAD_MS_MAX, VERSION_MAX } from "../protocol/limits.ts";
-import { readNumber, type Value, WIRE_HEX } from "../protocol/values.ts";
+import { readNumber, type Value, wireHex } from "../protocol/values.ts";
 import type { Survey } from "./catalog.ts";
 import { type Column, isInternalTable, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
@@ -209,7 +209,7 @@ function readCell(
       return token === undefined ? readNumber(String(json)) : readNumber(token);
     case "string": {
       if (hints.isBlob || hints.isBrokenText) {
-        const hex = WIRE_HEX.exec(json)?.[1]?.toLowerCase();
+        const hex = wireHex(json)?.toLowerCase();
         if (hex !== undefined) return { kind: hints.isBrokenText ? "broken-text" : "blob", hex };
         if (hints.isBlobCertain || hints.isBrokenText)
           return "it is named as bytes, but is not \\x and hex";

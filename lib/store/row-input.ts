@@ -18,7 +18,7 @@
  */
 import { UUID } from "uuidv7";
 import { RequestError } from "../base/errors.ts";
-import { WIRE_HEX } from "../protocol/values.ts";
+import { wireHex } from "../protocol/values.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 
@@ -282,7 +282,7 @@ function fromString(column: InputColumn, value: string): Binding {
       break;
     case "blob":
     case "any": {
-      const hex = WIRE_HEX.exec(value)?.[1];
+      const hex = wireHex(value);
       if (hex !== undefined) return Uint8Array.fromHex(hex);
       if (column.kind === "blob") throw wrong(column.name, `expected ${EXPECTED.blob}`);
     }
