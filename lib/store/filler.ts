@@ -55,6 +55,8 @@ export interface FillerOptions {
 /** Half a batch: making one holds the lock for some 10 ms. */
 const SLICE_ROWS = 5_000;
 const SLICE_BYTES = 4 * 1024 * 1024;
+/** Two slices, each with a last row that is larger than the rest, and what an entry takes besides. */
+const FILL_BYTES_MAX = 4 * SLICE_BYTES;
 /** Rows may be a MiB each: the size of the first few tells how many more fit. */
 const FIRST_STEP_ROWS = 8;
 const STEP_ROWS_MAX = 1_000;
@@ -81,6 +83,21 @@ export class Filler {
       dropped: newest,
       entries: 0,
     });
+  }
+
+  /** Ends it undone, for a peer that is cut off: what was made for it goes, too. */
+  abandon(url: string): void {
+    const fill = this.#all().find((one) => one.url === url)?.fill;
+    if (fill === undefined) return;
+    this.#db
+      .query("DELETE FROM _changes WHERE change_id > ? AND only_for = ?")
+      .run(fill.dropped, url);
+    this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
+  }
+
+  /** What fills may add to the log at most: a peer must not be cut off for what is made for it. */
+  get bytesMax(): number {
+    return this.#all().length * FILL_BYTES_MAX;
   }
 
   get isAny(): boolean {

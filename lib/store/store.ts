@@ -593,13 +593,14 @@ export class Store {
    * when it returns. Returns the peer that was cut off.
    */
   async cutLog(bytesMax: number): Promise<string | undefined> {
-    if (this.log.bytes() <= bytesMax) return undefined;
+    if (this.log.bytes() <= bytesMax + this.filler.bytesMax) return undefined;
     const peers = this.peers.rows().sort((a, b) => a.lastAcked - b.lastAcked);
     const slowest = peers[0];
     if (!slowest || slowest.lastAcked >= this.settledThrough) return undefined;
     const next = peers.find((peer) => peer.lastAcked > slowest.lastAcked)?.lastAcked;
     await this.queue.run("apply", (transaction) => {
       for (const peer of peers.filter(({ lastAcked }) => lastAcked === slowest.lastAcked)) {
+        this.filler.abandon(peer.url);
         this.peers.wantFill(peer.url, "the log was cut behind it");
         this.peers.move(peer.url, next ?? this.settledThrough, undefined);
       }
