@@ -2,6 +2,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { basename, join } from "node:path";
+import { COMMANDS } from "../lib/cli/main.ts";
 import { SETTINGS } from "../lib/config.ts";
 import manifest from "../package.json" with { type: "json" };
 
@@ -13,11 +14,26 @@ test("the table of flags has every flag, in the order of the usage", () => {
 });
 
 test("no flag is mentioned that is not there", () => {
-  const known = new Set<string>([...SETTINGS.map(({ name }) => name as string), "help", "version"]);
+  const ofCommands = COMMANDS.flatMap(({ usage }) => [...usage.matchAll(/^ {2}--([a-z-]+)/gm)]);
+  const known = new Set<string>([
+    ...SETTINGS.map(({ name }) => name as string),
+    ...ofCommands.map(([, name]) => name!),
+    "help",
+    "version",
+  ]);
   const ours = README.match(/(?:hook-sync|npm start --)[^\n]*/g)!.join("\n");
   const mentioned = [...ours.matchAll(/(?<![\w-])--([a-z][a-z-]*)/g)].map(([, name]) => name!);
   expect(mentioned.length).toBeGreaterThan(5);
   expect(mentioned.filter((name) => !known.has(name))).toEqual([]);
+});
+
+test("every command is told of, and none that is not there", () => {
+  const told = [...README.matchAll(/\bhook-sync ([a-z]+)\b/g)].map(([, name]) => name!);
+  const names = new Set(told.filter((name) => !["protocol"].includes(name)));
+  const known = COMMANDS.map(({ name }) => name);
+  expect([...names].filter((name) => !known.includes(name))).toEqual([]);
+  const untold = known.filter((name) => !names.has(name) && name !== "serve");
+  expect(untold).toEqual([]);
 });
 
 test("the scripts it tells of are there", () => {
