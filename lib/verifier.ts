@@ -95,18 +95,19 @@ export class Verifier {
     const { everyMs, log } = this.#options;
     const isAsked = this.#isAsked;
     this.#isAsked = false;
-    // Set before, so that what is asked for meanwhile comes after.
-    this.#dueMs = await this.#dueIn(everyMs);
-    const urls = this.#urls(isAsked);
-    if (urls.length === 0) return;
     try {
-      this.#tell(await this.#compare(urls), urls.length);
+      // Set before, so that what is asked for meanwhile comes after.
+      this.#dueMs = await this.#dueIn(everyMs);
+      const urls = this.#urls(isAsked);
+      if (urls.length > 0) this.#tell(await this.#compare(urls), urls.length);
     } catch (error) {
       if (this.#isStopping) return;
-      if (!(error instanceof ComparisonError)) throw error;
-      log.warn("could not compare with the neighbours; tried again later", { error });
+      // Also what is a mistake of ours, or of a neighbour's: comparing is not worth a node's end.
+      const level = error instanceof ComparisonError ? "warn" : "error";
+      log.log(level, "could not compare with the neighbours; tried again later", { error });
       this.#isAsked ||= isAsked;
-      this.#dueMs = await this.#dueIn(Math.min(everyMs, RETRY_MS_MAX));
+      const retryMs = Math.min(everyMs, RETRY_MS_MAX);
+      this.#dueMs = this.#options.clock.monotonicMs() + retryMs;
     }
   }
 

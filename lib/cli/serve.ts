@@ -23,6 +23,7 @@ import {
   type Runtime,
 } from "./command.ts";
 import { logSink } from "./log-sink.ts";
+import { askDirectly } from "./node-words.ts";
 import { flagLines, mistakesText } from "./usage.ts";
 
 export const serve: Command = {
@@ -68,6 +69,7 @@ export async function runNode(
     clock: systemClock,
     write: logSink(process.stderr),
   });
+  if (!config.useProxy) askDirectly(runtime.env);
   endOnOurMistakes(log);
   const stopAsked = firstSignal(log);
   for (const warning of warnings) log.warn(warning);

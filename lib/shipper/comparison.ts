@@ -14,7 +14,7 @@
  *   D3  repairing never makes a row older anywhere.
  */
 import type { Clock, Timers } from "../base/clock.ts";
-import { isObject, type JsonValue, member, parseBatch } from "../protocol/batch.ts";
+import { BatchError, isObject, type JsonValue, member, parseBatch } from "../protocol/batch.ts";
 import {
   type Bucket,
   differingKeys,
@@ -94,7 +94,13 @@ export function isEqual({ tables }: Comparison): boolean {
 
 /** Throws ComparisonError. */
 export async function compareNodes(options: CompareOptions): Promise<Comparison> {
-  return new Comparer(options).run();
+  try {
+    return await new Comparer(options).run();
+  } catch (error) {
+    // A hash that is no number, a batch that is none: whoever answered so is not what it seems.
+    if (!(error instanceof BatchError) && !(error instanceof SyntaxError)) throw error;
+    throw new ComparisonError(`an answer is not that of a node of ours: ${error.message}`);
+  }
 }
 
 /** Readings of whole tables answer within 20 s, or say that they go on. */

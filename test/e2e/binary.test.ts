@@ -108,6 +108,10 @@ test("two executables, each alone in a folder, end with the same rows and stop c
   await until(async () => (await rows(a.url)).length === 3);
   expect(await rows(a.url)).toEqual(await rows(b.url));
 
+  // The thread that reads whole tables is in the executable, too.
+  const { out, code } = await run(here, "verify", a.url, b.url);
+  expect([out, code]).toEqual(["table  a  b\nitems  3  3  equal\n", 0]);
+
   a.child.kill("SIGTERM");
   b.child.kill("SIGTERM");
   expect(await Promise.all([a.child.exited, b.child.exited])).toEqual([0, 0]);
