@@ -1,0 +1,167 @@
+/** When a node compares itself with its neighbours, and what it says of it; neighbours are scripted. */
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import type { LogFields, Logger } from "../lib/base/log.ts";
+import type { PeerStatus } from "../lib/shipper/messages.ts";
+import { Verifier } from "../lib/verifier.ts";
+import { VirtualTime } from "./shipper/virtual-time.ts";
+
+const DAY_MS = 24 * 3_600_000;
+
+/** A node as far as comparing needs one: no tables, nothing in flight. */
+class FakeNode {
+  digests = 0;
+  isBroken = false;
+  readonly #server = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: (request) => {
+      const { pathname } = new URL(request.url);
+      if (pathname === "/health")
+        return Response.json({ node_id: "x", last_change_id: 0, peers: [] });
+      this.digests++;
+      return this.isBroken
+        ? Response.json({ error: "broken" }, { status: 500 })
+        : Response.json({ snapshot: "s", tables: [] });
+    },
+  });
+
+  get url(): string {
+    return `http://127.0.0.1:${this.#server.port}`;
+  }
+
+  stop(): Promise<void> {
+    return this.#server.stop(true);
+  }
+}
+
+let time: VirtualTime;
+let own: FakeNode;
+let other: FakeNode;
+let kept: Map<string, string>;
+let lines: string[];
+let neighbours: PeerStatus[];
+
+beforeEach(() => {
+  time = new VirtualTime();
+  own = new FakeNode();
+  other = new FakeNode();
+  kept = new Map();
+  lines = [];
+  neighbours = [neighbour(other.url, "b")];
+});
+
+afterEach(async () => {
+  await Promise.all([own.stop(), other.stop()]);
+});
+
+function neighbour(url: string, dbId: string, over: Partial<PeerStatus> = {}): PeerStatus {
+  const unknown = { nodeId: "b", lastError: undefined, lastContactMs: 1, clockOffsetMs: 0 };
+  return { url, dbId, state: "idle", make: "ours", lastAcked: 0, pending: 0, ...unknown, ...over };
+}
+
+function verifier(everyMs = DAY_MS): Verifier {
+  const note = (level: string) => (message: string, fields?: LogFields) =>
+    void lines.push(`${level}: ${message} ${fields?.["error"] ?? ""}`.trim());
+  const log = {
+    info: note("info"),
+    warn: note("warn"),
+    log: (level: string, message: string, fields?: LogFields) => note(level)(message, fields),
+  } as unknown as Logger;
+  return new Verifier({
+    everyMs,
+    nodeId: "a",
+    ownUrl: own.url,
+    neighbours: () => neighbours,
+    store: {
+      dbId: "a",
+      keptSetting: (key) => kept.get(key),
+      keepSetting: async (key, value) => void kept.set(key, value),
+    },
+    log,
+    clock: time,
+    timers: time,
+    random: { next: () => 0.5, uuid: () => "", hex: () => "" },
+  });
+}
+
+/** The node's tick, once an hour, and time for real requests. */
+async function pass(one: Verifier, hours: number): Promise<void> {
+  for (let hour = 0; hour < hours; hour++) {
+    await one.look();
+    await settle();
+    await time.advance(3_600_000);
+  }
+  await one.look();
+  await settle();
+}
+
+async function settle(): Promise<void> {
+  const before = lines.length;
+  for (let turn = 0; turn < 50 && lines.length === before; turn++) await Bun.sleep(1);
+}
+
+test("once a day, beginning at a time left to chance, which a restart keeps", async () => {
+  const first = verifier();
+  await pass(first, 11);
+  expect(own.digests).toBe(0);
+  const again = verifier();
+  await pass(again, 2);
+  expect([own.digests, other.digests]).toEqual([1, 1]);
+  expect(lines).toEqual(["info: compared with the neighbours: all rows are equal"]);
+  expect(again.report).toMatchObject({
+    neighbours: 1,
+    differing: 0,
+    repaired: 0,
+    repairedInAll: 0,
+  });
+  await pass(again, 20);
+  expect(other.digests).toBe(1);
+  await pass(again, 5);
+  expect(other.digests).toBe(2);
+});
+
+test("soon after something happened, and then with neighbours whose turn it would not be", async () => {
+  neighbours = [neighbour(other.url, "0")];
+  const one = verifier();
+  await pass(one, 30);
+  expect(other.digests).toBe(0);
+  one.soon();
+  await pass(one, 1);
+  expect(other.digests).toBe(1);
+});
+
+test("not with nodes of other makes, nor with those in trouble; with nobody there is nothing to say", async () => {
+  neighbours = [
+    neighbour(other.url, "b", { make: "foreign" }),
+    neighbour(other.url, "b", { lastError: "refused" }),
+  ];
+  const one = verifier();
+  one.soon();
+  await pass(one, 2);
+  expect([other.digests, lines]).toEqual([0, []]);
+});
+
+test("a neighbour that fails is one line, and tried again in an hour", async () => {
+  other.isBroken = true;
+  const one = verifier();
+  one.soon();
+  await time.advance(2_000);
+  await pass(one, 0);
+  expect(lines).toEqual([
+    `warn: could not compare with the neighbours; tried again later ComparisonError: ${other.url}: broken`,
+  ]);
+  other.isBroken = false;
+  await pass(one, 2);
+  expect(lines).toHaveLength(2);
+});
+
+test("0: never, whatever happens; and not while the node stops", async () => {
+  const never = verifier(0);
+  never.soon();
+  await pass(never, 30);
+  const stopping = verifier();
+  stopping.soon();
+  stopping.stop();
+  await pass(stopping, 30);
+  expect(other.digests).toBe(0);
+});
