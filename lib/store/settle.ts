@@ -391,7 +391,19 @@ export class Settler {
     if (hasNotes) this.#db.run("DELETE FROM _hooksync_noted");
     if (isIrregular) this.#putDeletesFirst(from);
     this.#db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
-    this.#moveTo(Math.max(this.#newest.get()!.id ?? 0, through));
+    const settled = Math.max(this.#newest.get()!.id ?? 0, through);
+    this.#keepNumbers(settled);
+    this.#moveTo(settled);
+  }
+
+  /**
+   * An INSERT OR FAIL that fails half-way leaves what it logged, but not the number it came to. Once
+   * that was pruned the number would be given out again, and lie below every watermark.
+   */
+  #keepNumbers(through: number): void {
+    this.#db
+      .query("UPDATE sqlite_sequence SET seq = ?1 WHERE name = '_changes' AND seq < ?1")
+      .run(through);
   }
 
   /** The tables that something was recorded of, by nameKey, as they are spelled there. */
