@@ -250,7 +250,8 @@ test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, colu
   await fetch(`${a.url}/sync`, { method: "POST", headers, body: JSON.stringify(body) });
   expect((await verify([a, b], "--repair")).code).toBe(0);
   expect(b.content()).toEqual(a.content());
-  const notes = "SELECT id, col, version, value FROM _hooksync_columns WHERE id <> '' ORDER BY id, col";
+  const notes =
+    "SELECT id, col, version, value FROM _hooksync_columns WHERE id <> '' ORDER BY id, col";
   expect(a.sql(notes)).toMatchObject([{ id: "noted", col: "future", version: 3 }]);
   expect(b.sql(notes)).toEqual(a.sql(notes));
 }, 20_000);

@@ -11,9 +11,7 @@ import type { Cancel, Clock, Timers } from "../../lib/base/clock.ts";
 import type { Identity } from "../../lib/protocol/identity.ts";
 import { LogBatchSource } from "../../lib/shipper/batch.ts";
 import type { AskedTables } from "../../lib/store/adopt.ts";
-import type { ApplyEvent } from "../../lib/store/apply.ts";
 import { Receiver, type SyncAnswer } from "../../lib/store/receive.ts";
-import type { SettleEvent } from "../../lib/store/settle.ts";
 import { Store, type StoreOptions } from "../../lib/store/store.ts";
 import { Seeded } from "./seeded.ts";
 
