@@ -163,6 +163,11 @@ export function readKnown(db: Database): Map<string, KnownTable> {
   return new Map(known.map((table) => [nameKey(table.name), table]));
 }
 
+/** Whether a node of ours has looked at the file's tables before, perhaps to find that none can be synced. */
+export function wasSurveyed(db: Database): boolean {
+  return setting(db, "known") !== null;
+}
+
 /** nameKeys of the tables that a node of ours synced before. */
 function adoptedTables(db: Database): ReadonlySet<string> {
   return wasOurs(db) ? new Set(readKnown(db).keys()) : new Set();
