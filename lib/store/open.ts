@@ -114,14 +114,14 @@ function refuseReadOnly(path: string): void {
  */
 export function lockFile(path: string): FileLock {
   const lockPath = `${path}.hook-sync-lock`;
-  const lock = new Database(lockPath, { create: true });
+  const lock = openLock(lockPath);
   try {
     lock.run("PRAGMA journal_mode = MEMORY");
     lock.run("PRAGMA locking_mode = EXCLUSIVE");
     lock.run("BEGIN EXCLUSIVE");
   } catch (error) {
     lock.close();
-    if (!isBusy(error)) throw error;
+    if (!isBusy(error)) throw openError(lockPath, error);
     throw new HookSyncError(
       "file-in-use",
       `${path} is in use by another hook-sync node`,
@@ -134,6 +134,14 @@ export function lockFile(path: string): FileLock {
       lock.close(true);
     },
   };
+}
+
+function openLock(lockPath: string): Database {
+  try {
+    return new Database(lockPath, { create: true });
+  } catch (error) {
+    throw openError(lockPath, error);
+  }
 }
 
 export interface OpenOptions {

@@ -13,6 +13,8 @@ export interface Program {
   readonly sqliteVersion: string;
   /** Runs each statement by itself; returns the errors by position, "" where there was none. */
   run(path: string, statements: readonly string[]): Promise<string[]>;
+  /** Runs a text of many statements, as somebody would paste it; returns the error, or "". */
+  paste(path: string, sql: string): Promise<string>;
   close(): void;
 }
 
@@ -38,6 +40,9 @@ export function bunProgram(): Program {
       db.close(true);
       return Promise.resolve(errors);
     },
+    async paste(path, sql) {
+      return (await this.run(path, [sql]))[0]!;
+    },
     close: () => {},
   };
 }
@@ -49,9 +54,12 @@ for line in sys.stdin:
     path, statements = json.loads(line)
     db = sqlite3.connect(path, timeout=5, isolation_level=None)
     errors = []
-    for sql in statements:
+    for sql in statements if isinstance(statements, list) else [statements]:
         try:
-            db.execute(sql).fetchall()
+            if sql is statements:
+                db.executescript(sql)
+            else:
+                db.execute(sql).fetchall()
             errors.append("")
         except sqlite3.Error as error:
             errors.append(str(error))
@@ -71,16 +79,18 @@ async function pythonProgram(): Promise<Program> {
   const lines = linesOf(child.stdout);
   const version = await lines.next();
   if (version.done) throw new Error("python3 has no module sqlite3");
+  const ask = async (path: string, statements: readonly string[] | string) => {
+    child.stdin.write(`${JSON.stringify([path, statements])}\n`);
+    child.stdin.flush();
+    const answer = await lines.next();
+    if (answer.done) throw new Error("python3 ended");
+    return JSON.parse(answer.value) as string[];
+  };
   return {
     name: "an older build",
     sqliteVersion: version.value,
-    run: async (path, statements) => {
-      child.stdin.write(`${JSON.stringify([path, statements])}\n`);
-      child.stdin.flush();
-      const answer = await lines.next();
-      if (answer.done) throw new Error("python3 ended");
-      return JSON.parse(answer.value) as string[];
-    },
+    run: ask,
+    paste: async (path, sql) => (await ask(path, sql))[0]!,
     close: () => {
       child.stdin.end();
       child.kill();
