@@ -26,7 +26,7 @@ export interface FileLock {
 const BUSY_TIMEOUT_MS = 5;
 /** While opening nothing else waits for us, and another program may be at work. */
 const OPENING_BUSY_TIMEOUT_MS = 5_000;
-/** 8 MiB: holds the inner pages of some million rows; SQLite's default of 2 MB does not. Every node has it in memory. */
+/** 8 MiB: holds the inner pages of some million rows; SQLite's default of 2 MB does not. */
 const CACHE_KIB = 8_192;
 
 // `query` keeps statements by their text; the default of 20 would prepare most of ours every time.
