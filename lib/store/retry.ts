@@ -10,7 +10,7 @@ import type { ChangeWriter } from "./change-writer.ts";
 import type { Parked } from "./dead-letters.ts";
 import { formatRow } from "./log-row.ts";
 import { type LeftOut, readChange, type Upsert } from "./read-change.ts";
-import { isRowFault, parkCodeOf } from "./row-fault.ts";
+import { failureOf, isRowFault } from "./row-fault.ts";
 import { clashingIds, compareRivals, type Rival } from "./unique-clash.ts";
 
 /** How long a change that clashes on another unique key waits for the other to move. */
@@ -50,8 +50,10 @@ export class Retrier {
       if (!traded.has(parked.deadId)) for (const id of this.#trade(parked, context)) traded.add(id);
     }
     for (const parked of waiting) {
-      if (traded.has(parked.deadId)) continue;
-      if (context.nowMs - parked.parkedAtMs >= UNIQUE_WAIT_MS) this.#decide(parked, context);
+      const isOver = context.nowMs - parked.parkedAtMs >= UNIQUE_WAIT_MS;
+      if (!isOver || traded.has(parked.deadId)) continue;
+      // The decision before may have made room for it.
+      if (!this.#settleOne(parked, context)) this.#decide(parked, context);
     }
   }
 
@@ -167,7 +169,7 @@ export class Retrier {
     } catch (error) {
       // A user's trigger forbids deleting the loser.
       if (!isRowFault(error) || !db.inTransaction) throw error;
-      failure = { code: parkCodeOf(error), reason: (error as Error).message };
+      failure = failureOf(error);
     }
     if (failure) {
       db.run("ROLLBACK TO hooksync_decision");

@@ -3,7 +3,7 @@
  * clock and timers are the test's own. What one node captured reaches another as the bytes that the
  * shipper would send.
  */
-import type { Database } from "bun:sqlite";
+import { Database } from "bun:sqlite";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -110,6 +110,7 @@ export class TestNode {
   commits = 0;
   readonly #source: LogBatchSource;
   #batchId = 0;
+  #app: Database | undefined;
 
   constructor(options: NodeOptions = {}) {
     this.time = options.time ?? new VirtualTime();
@@ -163,9 +164,15 @@ export class TestNode {
     return answer.applied;
   }
 
-  /** Writes of an application in another program, as far as SQLite can tell; settled at once. */
+  /** Another program's connection to the file. */
+  get app(): Database {
+    this.#app ??= new Database(this.path);
+    return this.#app;
+  }
+
+  /** Writes of another program, settled at once. */
   async write(sql: string): Promise<void> {
-    this.db.run(sql);
+    this.app.run(sql);
     await this.store.queue.run("local", () => undefined);
   }
 
@@ -247,6 +254,7 @@ export class TestNode {
 
   async close(): Promise<void> {
     this.#source.close();
+    this.#app?.close();
     await this.store.close();
   }
 }
