@@ -28,6 +28,8 @@ export interface Selection {
   readonly all: boolean;
   /** nameKeys of tables asked for by name. */
   readonly names: readonly string[];
+  /** nameKeys that asked-for tables had before they were renamed: asked for where there is one again. */
+  readonly former?: readonly string[];
 }
 
 /** The file's tables at one moment, sorted by whether they are synced. */
@@ -54,7 +56,8 @@ export function survey(
   adopted: ReadonlySet<string> = adoptedTables(db),
 ): Survey {
   const tables = readTables(db);
-  const asked = (key: string) => selection.all || selection.names.includes(key);
+  const asked = (key: string) =>
+    selection.all || selection.names.includes(key) || selection.former?.includes(key) === true;
   const synced = new Map<string, SyncedTable>();
   const notSynced: Unqualified[] = [];
   const notAsked: SyncedTable[] = [];

@@ -18,10 +18,11 @@ import {
   wasSurveyed,
   writeKnown,
 } from "./catalog.ts";
-import { followTableRenames, renameColumns } from "./follow-schema.ts";
+import { followTableRenames, renameColumns, returnedAs } from "./follow-schema.ts";
 import { setSetting, setting } from "./migrations.ts";
 import { columnList, readTables, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
+import { TableRoots } from "./table-roots.ts";
 
 /** Something an operator should know about the capture of a table. */
 export interface SettleEvent {
@@ -68,6 +69,15 @@ export function announceLater(db: Database, table: SyncedTable): void {
   setSetting(db, `announce:${table.key}`, "");
 }
 
+/**
+ * The same for rows that may have been written unseen. Nobody knows which, nor whether their stamps rose,
+ * so each goes one version above its own: above what peers have of it, below any edit they made since.
+ */
+export function announceUnseen(db: Database, table: SyncedTable): void {
+  announceLater(db, table);
+  setSetting(db, `unseen:${table.key}`, 1);
+}
+
 export class SchemaWatch {
   readonly #db: Database;
   readonly #options: SchemaWatchOptions;
@@ -75,11 +85,13 @@ export class SchemaWatch {
   #survey: Survey = { synced: new Map(), notSynced: [], notAsked: [], foreignKeys: false };
   #recaptured: SyncedTable[] = [];
   #isRewritten = false;
+  #roots: TableRoots;
 
   constructor(options: SchemaWatchOptions) {
     this.#db = options.db;
     this.#options = options;
     this.#selection = options.selection;
+    this.#roots = new TableRoots(options.db);
   }
 
   /** As of the last look; empty before the first. */
@@ -91,6 +103,7 @@ export class SchemaWatch {
   follow(moment: Moment): Followed {
     this.#recaptured = [];
     this.#isRewritten = false;
+    this.#roots = new TableRoots(this.#db);
     const known = readKnown(this.#db);
     this.#followTableRenames(known, moment.settledThrough);
     this.#selection = readSelection(this.#db) ?? this.#selection;
@@ -98,7 +111,9 @@ export class SchemaWatch {
     const isFirst = !wasSurveyed(this.#db);
     for (const table of next.synced.values())
       this.#followTable(table, known.get(table.key), isFirst, moment);
-    const lost = [...known].filter(([key]) => !next.synced.has(key));
+    const lost = [...known].filter(
+      ([key, table]) => !next.synced.has(key) && !this.#hasReturned(table, next, moment),
+    );
     const leaving = this.#stillSettled(lost.map(([key]) => key));
     for (const [key, table] of lost) {
       const why = next.notSynced.find((other) => nameKey(other.name) === key);
@@ -110,9 +125,23 @@ export class SchemaWatch {
       });
     }
     writeKnown(this.#db, next.synced.values());
+    this.#roots.write(next.synced.values());
     this.#survey = next;
     this.#options.onSurvey(next);
     return { leaving, recaptured: this.#recaptured, isRewritten: this.#isRewritten };
+  }
+
+  #hasReturned(table: KnownTable, next: Survey, moment: Moment): boolean {
+    const name = returnedAs(this.#db, table.name, moment.settledThrough);
+    const returned = name === undefined ? undefined : next.synced.get(nameKey(name));
+    if (returned === undefined) return false;
+    announceUnseen(this.#db, returned);
+    this.#options.onEvent({
+      kind: "rebuilt",
+      table: returned.name,
+      text: `it was made anew while its rows were in ${table.name}; every row is announced`,
+    });
+    return true;
   }
 
   #stillSettled(keys: readonly string[]): ReadonlyMap<string, SyncedTable> {
@@ -144,6 +173,14 @@ export class SchemaWatch {
     moment: Moment,
   ): void {
     const state = triggerState(this.#db, table);
+    // Made anew with our triggers copied over: the copying itself was not captured.
+    if (known !== undefined && this.#roots.isOther(table)) {
+      installTriggers(this.#db, table);
+      if (renameColumns(this.#db, table, known.columns)) this.#isRewritten = true;
+      this.#recaptured.push(table);
+      this.#closeGap(table, moment);
+      return;
+    }
     if (state === "fine") {
       // `hook-sync alter` put everything right; bodies made before are not what the log says now.
       if (this.#hasOtherColumns(table)) this.#isRewritten = true;
@@ -184,7 +221,7 @@ export class SchemaWatch {
   #closeGap(table: SyncedTable, { nowMs, seenMs }: Moment): void {
     // Before the first look: when the node that had the file was last known to run.
     const sinceMs = seenMs > 0 ? seenMs : Number(setting(this.#db, "opened_at"));
-    announceLater(this.#db, table);
+    announceUnseen(this.#db, table);
     this.#options.onEvent({
       kind: "gap",
       table: table.name,

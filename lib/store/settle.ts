@@ -19,7 +19,7 @@ import type { Selection, Survey } from "./catalog.ts";
 import { captureAgain } from "./follow-schema.ts";
 import { setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
-import { announceLater, SchemaWatch, type SettleEvent } from "./schema-watch.ts";
+import { announceUnseen, SchemaWatch, type SettleEvent } from "./schema-watch.ts";
 import { RowSettler } from "./settle-rows.ts";
 import { nameKey } from "./sql.ts";
 import type { Tombstones } from "./tombstones.ts";
@@ -148,7 +148,7 @@ export class Settler {
       if (found.isRewritten) this.#isRewritten = true;
       this.#seenSchema = this.#schemaVersion.get()!.schema_version;
     }
-    if (isBroken) for (const table of this.survey.synced.values()) announceLater(this.#db, table);
+    if (isBroken) for (const table of this.survey.synced.values()) announceUnseen(this.#db, table);
     this.#pass(nowMs, leaving);
     // Only now: until its versions were decided, an entry had to say what it wrote.
     for (const table of recaptured) captureAgain(this.#db, table, from);
