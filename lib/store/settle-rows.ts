@@ -379,5 +379,5 @@ function traceOf(entry: EntryRow): Trace {
 /** Whether a rule or trigger of the application, and not the world, was in the way. */
 export function isRefusal(error: unknown): boolean {
   const code = sqliteCode(error);
-  return code.startsWith("SQLITE_CONSTRAINT") || code === "SQLITE_ERROR";
+  return code.startsWith("SQLITE_CONSTRAINT") || code.startsWith("SQLITE_ERROR");
 }
