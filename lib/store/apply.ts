@@ -92,7 +92,6 @@ export class Applier {
       nowMs,
       tally,
       guilty,
-      onLeftOut: (change, parked) => this.#leaveOut(change.table, parked.peer),
     });
     this.#lowerFlag();
   }

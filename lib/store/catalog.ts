@@ -30,6 +30,8 @@ export interface Selection {
   readonly names: readonly string[];
   /** nameKeys that asked-for tables had before they were renamed: asked for where there is one again. */
   readonly former?: readonly string[];
+  /** Somebody said so (`--tables`), now or before; else it is what was found in the file. */
+  readonly isChosen?: boolean;
 }
 
 /** The file's tables at one moment, sorted by whether they are synced. */
@@ -41,6 +43,8 @@ export interface Survey {
   readonly notAsked: readonly SyncedTable[];
   /** Whether any table at all has foreign keys. */
   readonly foreignKeys: boolean;
+  /** Whether tables that are not asked for are left out on purpose. */
+  readonly isChosen: boolean;
 }
 
 /** A table as it was when its triggers were made. */
@@ -88,7 +92,13 @@ export function survey(
       remedy: other ? "Sync the tables it stands on." : "Create it, or correct --tables.",
     });
   }
-  return { synced, notSynced, notAsked, foreignKeys: hasForeignKeys(tables.values()) };
+  return {
+    synced,
+    notSynced,
+    notAsked,
+    foreignKeys: hasForeignKeys(tables.values()),
+    isChosen: selection.isChosen === true,
+  };
 }
 
 /**

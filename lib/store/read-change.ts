@@ -166,7 +166,8 @@ function parkUnknown(
   const key = nameKey(named);
   if (isInternalTable(named)) return park("the table is internal and never synced");
   if (survey.notAsked.some((other) => other.key === key)) {
-    return { kind: "left-out", table: named };
+    if (survey.isChosen) return { kind: "left-out", table: named };
+    return park("the table is here, but is not synced: start the node with --tables to sync it");
   }
   const why = survey.notSynced.find((other) => nameKey(other.name) === key);
   return park(why ? `the table is not synced here: ${why.reason}` : "there is no such table here");

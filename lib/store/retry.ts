@@ -9,7 +9,7 @@ import type { ApplyParts, ApplyTally, Failure, Guilty, Outcome } from "./apply-p
 import type { ChangeWriter } from "./change-writer.ts";
 import type { Parked } from "./dead-letters.ts";
 import { formatRow } from "./log-row.ts";
-import { type LeftOut, readChange, type Upsert } from "./read-change.ts";
+import { readChange, type Upsert } from "./read-change.ts";
 import { failureOf, isRowFault } from "./row-fault.ts";
 import { clashingIds, compareRivals, type Rival } from "./unique-clash.ts";
 
@@ -22,7 +22,6 @@ interface RetryContext {
   readonly nowMs: number;
   readonly tally: ApplyTally;
   readonly guilty: Guilty;
-  readonly onLeftOut: (change: LeftOut, parked: Parked) => void;
 }
 
 export class Retrier {
@@ -72,9 +71,9 @@ export class Retrier {
     const change = parseChange(parked.change);
     const read = this.#read(parked, context.nowMs);
     if (read.kind === "park") return read;
+    // What was kept stays kept: --tables may say otherwise tomorrow.
     if (read.kind === "left-out") {
-      context.onLeftOut(read, parked);
-      return "left-out";
+      return { code: "unknown-table", reason: "--tables leaves the table out" };
     }
     const outcome = this.#changes.write(read, change, {
       origin: parked.origin,

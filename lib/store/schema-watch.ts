@@ -29,6 +29,8 @@ export interface SettleEvent {
   readonly kind:
     | "registered"
     | "lost"
+    /** No longer asked for: that is no harm. */
+    | "dismissed"
     | "renamed"
     | "rebuilt"
     | "gap"
@@ -82,7 +84,13 @@ export class SchemaWatch {
   readonly #db: Database;
   readonly #options: SchemaWatchOptions;
   #selection: Selection;
-  #survey: Survey = { synced: new Map(), notSynced: [], notAsked: [], foreignKeys: false };
+  #survey: Survey = {
+    synced: new Map(),
+    notSynced: [],
+    notAsked: [],
+    foreignKeys: false,
+    isChosen: false,
+  };
   #recaptured: SyncedTable[] = [];
   #isRewritten = false;
   #roots: TableRoots;
@@ -118,6 +126,11 @@ export class SchemaWatch {
     for (const [key, table] of lost) {
       const why = next.notSynced.find((other) => nameKey(other.name) === key);
       removeTriggers(this.#db, key);
+      if (next.notAsked.some((other) => other.key === key)) {
+        const text = "it is not among --tables any more, and is not synced";
+        this.#options.onEvent({ kind: "dismissed", table: table.name, text });
+        continue;
+      }
       this.#options.onEvent({
         kind: "lost",
         table: table.name,

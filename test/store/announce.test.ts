@@ -51,12 +51,12 @@ test("ids of every kind are announced once", async () => {
 
 test("rows that may have been written unseen go one version up, and those that no peer would take higher", async () => {
   await using file = await withGap(
-    `${TABLE}; INSERT INTO t VALUES('fine', 1, ${T}), ('buried', 1, ${T}); DELETE FROM t WHERE id = 'none'`,
-    "DELETE FROM t WHERE id = 'buried'",
+    `${TABLE}; INSERT INTO t VALUES('fine', 1, ${T}), ('buried', 1, ${T}), ('deep', 1, ${T + 100})`,
+    "DELETE FROM t WHERE id <> 'fine'",
   );
   file.clock.ms += 1_000;
   file.write(`BEGIN; DROP TRIGGER t_au; DROP TRIGGER t_ai; INSERT INTO t VALUES('null', 1, NULL), ('text', 1, 'x'), ('far', 1, 99999999999999),
-    ('near', 1, ${file.clock.ms + 60_000}), ('buried', 2, ${T}); COMMIT`);
+    ('near', 1, ${file.clock.ms + 60_000}), ('buried', 2, ${T}), ('deep', 2, ${T}); COMMIT`);
   await file.settle();
   const settled = file.store.settledThrough;
   await step(file);
@@ -66,13 +66,14 @@ test("rows that may have been written unseen go one version up, and those that n
   expect(versions).toEqual({
     fine: T + 1,
     buried: T + 1,
+    deep: file.clock.ms,
     null: file.clock.ms,
     text: file.clock.ms,
     far: file.clock.ms,
     near: file.clock.ms + 60_001,
   });
   expect(file.rows("SELECT count(*) AS n FROM t WHERE updated_at = ?", file.clock.ms)).toEqual([
-    { n: 3 },
+    { n: 4 },
   ]);
 });
 

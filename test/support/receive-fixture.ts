@@ -57,7 +57,7 @@ export class VirtualTime implements Clock, Timers {
 
 export interface NodeOptions {
   readonly schema?: string;
-  readonly tables?: AskedTables;
+  readonly tables?: AskedTables | "found";
   readonly time?: VirtualTime;
   readonly timers?: Timers;
   readonly parkedBytesMax?: number;
@@ -119,7 +119,7 @@ export class TestNode {
     const storeOptions: StoreOptions = {
       path: this.path,
       nodeId: options.id ?? "node-b",
-      asked: options.tables ?? "*",
+      asked: options.tables === "found" ? undefined : (options.tables ?? "*"),
       schemaSql: options.schema ?? ITEMS_SQL,
       synchronous: "normal",
       parkedBytesMax: options.parkedBytesMax ?? 1024 ** 3,
