@@ -230,13 +230,13 @@ export const SETTINGS = [
     name: "join",
     value: "URL",
     kind: "text",
-    help: "join the mesh of this node: everyone there adds us, we add them (needs --url)",
+    help: "join the mesh of this node: everyone there adds us (needs --url)",
   },
   {
     name: "admin-token",
     value: "TEXT",
     kind: "text",
-    help: "lets others than this machine change the peers; what --join shows the mesh",
+    help: "with it others than this machine may change the peers",
   },
   {
     name: "health-ms",
@@ -248,7 +248,7 @@ export const SETTINGS = [
     name: "verify-every",
     value: "HOURS",
     kind: "number",
-    help: `how often rows are compared with the neighbours and repaired; 0: never (${VERIFY_MS / HOUR_MS})`,
+    help: `how often neighbours are compared and repaired; 0: never (${VERIFY_MS / HOUR_MS})`,
   },
   {
     name: "use-proxy",

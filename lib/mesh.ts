@@ -47,6 +47,9 @@ export interface MeshOptions {
 const MOVES_PAUSE_MS = 10;
 /** The size of the log, the quiet of foreign peers and old deletes are looked at more often than peers. */
 const LOOKS_PER_HEALTH = 2;
+/** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
+const JOIN_PAUSE_MS = 2_000;
+const JOIN_PAUSE_MS_MAX = 60_000;
 /** A peer with this many rows that will not send them by itself is worth a word at start. */
 const MANY_ROWS = 1_000_000;
 
@@ -442,28 +445,46 @@ export class Mesh implements Membership {
 
   /**
    * `--join`: everyone of ours in the mesh of that node adds us, and we add them. Nodes of another make
-   * are told to the log, with the flag to give them. Goes on by itself when the mesh cannot be reached.
+   * are told to the log, with the flag to give them. Tried until everyone took us in.
    */
-  async join(through: string): Promise<void> {
+  async join(through: string, attempt = 1): Promise<void> {
+    if (this.#isStopping || (await this.#tryJoin(through, attempt === 1))) return;
+    const { timers, reportError } = this.#options;
+    const pauseMs = Math.min(JOIN_PAUSE_MS_MAX, JOIN_PAUSE_MS * attempt);
+    timers.after(pauseMs, () => {
+      this.join(through, attempt + 1).catch((error) => reportError(error, "join"));
+    });
+  }
+
+  async #tryJoin(through: string, isFirst: boolean): Promise<boolean> {
     const { config, log } = this.#options;
     const token = config.adminToken;
+    const level = isFirst ? "error" : "debug";
     const asked = await callNode({ node: through, method: "GET", path: "/peers" });
     if (asked.kind === "failed" || asked.status !== 200) {
-      log.error("cannot join the mesh", { through, error: complaint(asked) });
-      this.#warnings.set("join", `cannot join through ${through}: ${complaint(asked)}`);
-      return;
+      log.log(level, "cannot join the mesh yet; it is tried again", {
+        through,
+        error: complaint(asked),
+      });
+      this.#warnings.set("join", `cannot join through ${through} yet: ${complaint(asked)}`);
+      return false;
     }
     const known = (asked.json as { peers?: { url: string; make: string | null }[] }).peers ?? [];
     const members = [
       { url: through, make: "ours" },
       ...known.filter(({ url }) => url !== config.nodeUrl),
     ];
+    let isComplete = true;
     for (const { url, make } of members) {
       if (make === "foreign") {
-        log.warn("a node of another make must be told of this one by hand", {
-          peer: url,
-          flag: `--peer ${config.nodeUrl}`,
-        });
+        log.log(
+          isFirst ? "warn" : "debug",
+          "a node of another make must be told of this one by hand",
+          {
+            peer: url,
+            flag: `--peer ${config.nodeUrl}`,
+          },
+        );
       } else {
         const answer = await callNode({
           node: url,
@@ -473,7 +494,8 @@ export class Mesh implements Membership {
           token,
         });
         if (answer.kind === "failed" || answer.status >= 300) {
-          log.error("a node of the mesh did not take this one in", {
+          isComplete = false;
+          log.log(level, "a node of the mesh did not take this one in yet; it is tried again", {
             peer: url,
             error: complaint(answer),
           });
@@ -488,7 +510,8 @@ export class Mesh implements Membership {
       await this.add(url);
     }
     this.#warnings.delete("join");
-    log.info("joined the mesh", { through, members: members.length });
+    if (isComplete) log.info("joined the mesh", { through, members: members.length });
+    return isComplete;
   }
 }
 

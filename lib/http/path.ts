@@ -4,20 +4,31 @@
  */
 import { RequestError } from "../base/errors.ts";
 
+const SLASH = 47;
+
 /** The path without query, still escaped; one trailing slash means the same as none. */
 export function rawPath(request: Request): string {
   const { url } = request;
   const start = url.indexOf("/", url.indexOf("://") + 3);
   if (start < 0) return "/";
-  let end = start + 1;
-  while (end < url.length && url[end] !== "?" && url[end] !== "#") end++;
-  if (end > start + 1 && url[end - 1] === "/") end--;
+  const query = url.indexOf("?", start);
+  const fragment = url.indexOf("#", start);
+  let end = url.length;
+  if (fragment >= 0) end = fragment;
+  if (query >= 0 && query < end) end = query;
+  if (end > start + 1 && url.charCodeAt(end - 1) === SLASH) end--;
   return url.slice(start, end);
 }
 
 /** One segment of a path, decoded: of `/api/items/x` number 1 is `items`. */
 export function segment(path: string, number: number): string {
-  const text = path.split("/", number + 2)[number + 1] ?? "";
+  let start = 1;
+  for (let i = 0; i < number; i++) {
+    start = path.indexOf("/", start) + 1;
+    if (start === 0) return "";
+  }
+  const end = path.indexOf("/", start);
+  const text = end < 0 ? path.slice(start) : path.slice(start, end);
   if (!text.includes("%")) return text;
   try {
     return decodeURIComponent(text);

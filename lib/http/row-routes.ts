@@ -8,7 +8,7 @@ import { RequestError } from "../base/errors.ts";
 import type { Repository } from "../store/repository.ts";
 import type { RowInput, RowReader } from "../store/row-input.ts";
 import type { SyncedTable } from "../store/schema.ts";
-import type { WriteQueue, WriteTransaction } from "../store/write-queue.ts";
+import type { Later, WriteQueue, WriteTransaction } from "../store/write-queue.ts";
 import { readJson } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 import { segment } from "./path.ts";
@@ -52,7 +52,7 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
       table: SyncedTable,
       input: Input,
       transaction: WriteTransaction,
-    ) => Result | RequestError,
+    ) => Result | RequestError | Later<Result | RequestError>,
   ): Promise<Result> {
     const input = read(repository.reader(table));
     const outcome = await queue.run("local", (transaction) => {

@@ -26,8 +26,10 @@ export const VERSION_NEVER = -VERSION_MAX - 1;
 export interface ColumnNote {
   readonly version: number;
   readonly value: Value;
-  /** What the change carried, all of it. Undefined: the row's own if the versions are equal, else unknown. */
+  /** What the change carried, all of it; undefined where that is not known, or the row's own. */
   readonly source?: Content | undefined;
+  /** The change was the row's own when this was noted: it still is while the versions are equal. */
+  readonly isOwn?: boolean;
 }
 
 export type Notes = ReadonlyMap<string, ColumnNote>;
@@ -83,8 +85,7 @@ export function merge(held: Held, incoming: Incoming): Merge {
     if (!held.notes.has(name)) stamps.set(name, { version: held.version, value, source: own });
   }
   for (const [name, note] of held.notes) {
-    const isOwn = note.source === undefined && note.version === held.version;
-    stamps.set(name, isOwn ? { ...note, source: own } : note);
+    stamps.set(name, isRowsOwn(note, held) ? { ...note, source: own } : note);
   }
   const write = new Map<string, Value>();
   let took = false;
@@ -98,9 +99,10 @@ export function merge(held: Held, incoming: Incoming): Merge {
   }
   const notes = new Map<string, ColumnNote>();
   for (const [name, stamp] of stamps) {
-    const isRows = stamp.version === version && rowSources.includes(stamp.source ?? NOTHING);
-    if (!isRows) notes.set(name, stamp);
-    else if (!held.cells.has(name)) notes.set(name, { version, value: stamp.value });
+    const { value, source } = stamp;
+    const isRows = stamp.version === version && rowSources.includes(source ?? NOTHING);
+    if (!isRows) notes.set(name, { version: stamp.version, value, source });
+    else if (!held.cells.has(name)) notes.set(name, { version, value, source, isOwn: true });
   }
   return {
     outcome: took || order > 0 ? "took" : order === 0 ? "same" : "stale",
@@ -116,9 +118,13 @@ export function ownContent(held: Held): Content {
   const own = new Map<string, Value>();
   for (const [name, value] of held.cells) if (!held.notes.has(name)) own.set(name, value);
   for (const [name, note] of held.notes) {
-    if (note.source === undefined && note.version === held.version) own.set(name, note.value);
+    if (isRowsOwn(note, held)) own.set(name, note.value);
   }
   return own;
+}
+
+function isRowsOwn(note: ColumnNote, held: Held): boolean {
+  return note.isOwn === true && note.version === held.version;
 }
 
 /** A delete of `version` below a row that stays: what was last carried at or below it is gone. */

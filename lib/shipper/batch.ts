@@ -56,6 +56,8 @@ export interface LogBatchSourceOptions {
 
 /** Bodies kept for peers at the same place, for the next attempt, and read ahead. */
 const CACHED_BATCHES_MAX = 4;
+/** Above it only two are: the one that is sent and the one that was read ahead. */
+const CACHED_BYTES_MAX = 4 * 1024 * 1024;
 
 /** `{"batch_id":9007199254740991,"changes":[]}` and a little. */
 const ENVELOPE_BYTES = 48;
@@ -329,9 +331,14 @@ export class LogBatchSource implements BatchSource {
 
   #keep(key: string, batch: Batch, settledThrough: number | undefined): void {
     this.#cache.set(key, { batch, settledThrough });
-    if (this.#cache.size <= CACHED_BATCHES_MAX) return;
-    const [oldest] = this.#cache.keys();
-    if (oldest !== undefined) this.#cache.delete(oldest);
+    let bytes = 0;
+    for (const kept of this.#cache.values()) bytes += kept.batch.bytes;
+    for (const [oldest, kept] of this.#cache) {
+      const { size } = this.#cache;
+      if (size <= CACHED_BATCHES_MAX && (bytes <= CACHED_BYTES_MAX || size <= 2)) return;
+      this.#cache.delete(oldest);
+      bytes -= kept.batch.bytes;
+    }
   }
 }
 

@@ -40,8 +40,8 @@ export const DEFAULT_TABLE_SQL = `
 export function decideSelection(db: Database, asked: AskedTables): Selection | undefined {
   refuseOtherEncodings(db);
   refuseOtherShapes(db);
-  if (asked === "*") return { all: true, names: [] };
-  if (asked !== undefined) return { all: false, names: asked.map(nameKey) };
+  if (asked === "*") return { all: true, names: [], isChosen: true };
+  if (asked !== undefined) return { all: false, names: asked.map(nameKey), isChosen: true };
   const before = wasOurs(db) ? readSelection(db) : undefined;
   if (before) return before;
   const tables = readTables(db);

@@ -10,7 +10,7 @@
 import type { Database } from "bun:sqlite";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
 import { isZeroed, markZeroed } from "./adopt.ts";
-import { dropSetting, setSetting } from "./migrations.ts";
+import { dropSetting, setSetting, setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { quoteName } from "./sql.ts";
@@ -47,11 +47,12 @@ export class Announcer {
     const last = table === undefined ? null : this.#endOfSlice(table, next.value);
     if (table === undefined || last === null) {
       dropSetting(this.#db, next.key);
+      dropSetting(this.#db, next.key.replace("announce:", "unseen:"));
       if (table !== undefined && !isZeroed(this.#db, table)) markZeroed(this.#db, table, 0);
       return 0;
     }
     this.#db.query("UPDATE _meta SET value = 1 WHERE key = 'syncing'").run();
-    this.#liftOdd(table, next.value, last, nowMs);
+    this.#lift(table, next.value, last, nowMs);
     const t = quoteName(table.name);
     const id = `t.${quoteName(table.id.name)}`;
     const { changes } = this.#db
@@ -78,7 +79,7 @@ export class Announcer {
       .get(after)!.id;
   }
 
-  #liftOdd(table: SyncedTable, after: string, last: string, nowMs: number): void {
+  #lift(table: SyncedTable, after: string, last: string, nowMs: number): void {
     if (this.#unliftable.has(table.key)) return;
     const id = `t.${quoteName(table.id.name)}`;
     const version = quoteName(table.version.name);
@@ -87,6 +88,8 @@ export class Announcer {
       ? ""
       : `WHEN t.${version} IS NULL AND ${tombstone} IS NULL THEN 0 `;
     try {
+      if (setting(this.#db, `unseen:${table.key}`) !== null)
+        this.#liftByOne(table, after, last, nowMs);
       this.#db
         .query(
           `UPDATE OR ABORT ${quoteName(table.name)} AS t
@@ -102,6 +105,19 @@ export class Announcer {
       // RAISE(ROLLBACK) took the transaction with it; the slice comes again, as its rows are.
       if (!this.#db.inTransaction) throw error;
     }
+  }
+
+  /** schema-watch.ts, announceUnseen. Odd stamps are lifted higher than that. */
+  #liftByOne(table: SyncedTable, after: string, last: string, nowMs: number): void {
+    const id = quoteName(table.id.name);
+    const version = quoteName(table.version.name);
+    this.#db
+      .query(
+        `UPDATE OR ABORT ${quoteName(table.name)} SET ${version} = ${version} + 1
+         WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
+           AND typeof(${version}) = 'integer' AND ${version} <= :ahead`,
+      )
+      .run({ after, last, ahead: nowMs + VERSION_AHEAD_MS_MAX });
   }
 }
 

@@ -18,7 +18,7 @@ import { RunReader } from "./apply-run.ts";
 import { ChangeWriter } from "./change-writer.ts";
 import { ChunkWriter } from "./chunk-writer.ts";
 import { followNewColumns } from "./new-columns.ts";
-import { type Parking, readChange } from "./read-change.ts";
+import { type Delete, type Parking, readChange, type Upsert } from "./read-change.ts";
 import { Retrier } from "./retry.ts";
 import type { SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
@@ -92,7 +92,6 @@ export class Applier {
       nowMs,
       tally,
       guilty,
-      onLeftOut: (change, parked) => this.#leaveOut(change.table, parked.peer),
     });
     this.#lowerFlag();
   }
@@ -139,33 +138,25 @@ export class Applier {
   }
 
   #decide(at: number, slice: Slice, reader: RunReader | undefined): Outcome {
-    const { batch, tally, guilty } = slice;
-    const change = batch[at]!;
-    const reason = guilty.changes.get(at);
-    const outcome =
-      reason === undefined
-        ? this.#tryOne(change, at, slice, reader)
-        : this.#park(at, describeParking(change, { code: "trigger", reason }), slice);
+    const { tally } = slice;
+    const outcome = this.#tryOne(at, slice, reader);
     if (outcome === "applied") tally.applied++;
     if (outcome === "parked") tally.parked++;
     if (outcome === "left-out") tally.leftOut++;
     return outcome;
   }
 
-  #tryOne(
-    change: ReceivedChange,
-    at: number,
-    slice: Slice,
-    reader: RunReader | undefined,
-  ): Outcome {
-    const { sender, nowMs, tally, guilty } = slice;
-    const read = readChange(change, {
-      survey: this.#parts.survey(),
-      nowMs,
-      isOurs: sender.isOurs,
-    });
+  #tryOne(at: number, slice: Slice, reader: RunReader | undefined): Outcome {
+    const { batch, sender, nowMs, tally, guilty } = slice;
+    const change = batch[at]!;
+    const survey = this.#parts.survey();
+    const read = readChange(change, { survey, nowMs, isOurs: sender.isOurs });
     if (read.kind === "park") return this.#park(at, read, slice);
     if (read.kind === "left-out") return this.#leaveOut(read.table, sender.name);
+    const reason = guilty.changes.get(at);
+    if (reason !== undefined) {
+      return this.#park(at, parkingOf(read, change, { code: "trigger", reason }), slice);
+    }
     const pending = reader?.pending(read.table);
     // Rows of one table may change places, but not a row with itself, and not with one in its way.
     if (reader && pending && (pending.ids.has(read.id) || read.table.uniqueKeys.length > 0)) {
@@ -178,7 +169,7 @@ export class Applier {
       onRollback: (text) => guilty.changes.set(at, text),
     });
     if (typeof outcome === "string") return outcome;
-    return this.#park(at, describeParking(change, outcome), slice);
+    return this.#park(at, parkingOf(read, change, outcome), slice);
   }
 
   // ── Parking ─────────────────────────────────────────────────────────────────────────────────
@@ -205,23 +196,14 @@ export class Applier {
   }
 }
 
-function describeParking(change: ReceivedChange, failure: Failure): Parking {
-  const { value } = change;
-  const text = (name: string) => {
-    const found = isObject(value) ? member(value, name) : undefined;
-    return typeof found === "string" ? found : null;
-  };
-  const row = isObject(value) ? member(value, "row") : undefined;
-  const own = (key: string) =>
-    isObject(row) ? Object.entries(row).find(([name]) => nameKey(name) === key)?.[1] : undefined;
-  const id = own("id");
-  const version = own("updated_at");
+function parkingOf(read: Upsert | Delete, change: ReceivedChange, failure: Failure): Parking {
+  const op = isObject(change.value) ? member(change.value, "op") : undefined;
   return {
     kind: "park",
     ...failure,
-    op: text("op"),
-    table: text("table"),
-    id: typeof id === "string" ? id : text("old_id"),
-    version: typeof version === "number" && Number.isInteger(version) ? version : null,
+    op: typeof op === "string" ? op : null,
+    table: read.table.name,
+    id: read.id,
+    version: read.version ?? null,
   };
 }

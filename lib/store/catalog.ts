@@ -28,6 +28,10 @@ export interface Selection {
   readonly all: boolean;
   /** nameKeys of tables asked for by name. */
   readonly names: readonly string[];
+  /** nameKeys that asked-for tables had before they were renamed: asked for where there is one again. */
+  readonly former?: readonly string[];
+  /** Somebody said so (`--tables`), now or before; else it is what was found in the file. */
+  readonly isChosen?: boolean;
 }
 
 /** The file's tables at one moment, sorted by whether they are synced. */
@@ -39,6 +43,8 @@ export interface Survey {
   readonly notAsked: readonly SyncedTable[];
   /** Whether any table at all has foreign keys. */
   readonly foreignKeys: boolean;
+  /** Whether tables that are not asked for are left out on purpose. */
+  readonly isChosen: boolean;
 }
 
 /** A table as it was when its triggers were made. */
@@ -54,7 +60,8 @@ export function survey(
   adopted: ReadonlySet<string> = adoptedTables(db),
 ): Survey {
   const tables = readTables(db);
-  const asked = (key: string) => selection.all || selection.names.includes(key);
+  const asked = (key: string) =>
+    selection.all || selection.names.includes(key) || selection.former?.includes(key) === true;
   const synced = new Map<string, SyncedTable>();
   const notSynced: Unqualified[] = [];
   const notAsked: SyncedTable[] = [];
@@ -85,7 +92,13 @@ export function survey(
       remedy: other ? "Sync the tables it stands on." : "Create it, or correct --tables.",
     });
   }
-  return { synced, notSynced, notAsked, foreignKeys: hasForeignKeys(tables.values()) };
+  return {
+    synced,
+    notSynced,
+    notAsked,
+    foreignKeys: hasForeignKeys(tables.values()),
+    isChosen: selection.isChosen === true,
+  };
 }
 
 /**
@@ -161,6 +174,11 @@ export function readKnown(db: Database): Map<string, KnownTable> {
   const text = setting(db, "known");
   const known = typeof text === "string" ? (JSON.parse(text) as KnownTable[]) : [];
   return new Map(known.map((table) => [nameKey(table.name), table]));
+}
+
+/** Whether a node of ours has looked at the file's tables before, perhaps to find that none can be synced. */
+export function wasSurveyed(db: Database): boolean {
+  return setting(db, "known") !== null;
 }
 
 /** nameKeys of the tables that a node of ours synced before. */

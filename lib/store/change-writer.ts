@@ -17,7 +17,7 @@ import type { ApplyParts, ApplyTally, Failure, Outcome } from "./apply-parts.ts"
 import type { Origin } from "./healing.ts";
 import { formatRow, integer } from "./log-row.ts";
 import type { Delete, Upsert } from "./read-change.ts";
-import { isRowFault, parkCodeOf } from "./row-fault.ts";
+import { failureOf, isRowFault } from "./row-fault.ts";
 import type { TableWriter } from "./table-writer.ts";
 import { clashingIds } from "./unique-clash.ts";
 import type { Stamp } from "./versions.ts";
@@ -71,25 +71,24 @@ export class ChangeWriter {
       return written.outcome;
     } catch (error) {
       if (!isRowFault(error)) throw error;
-      const reason = (error as Error).message;
       if (!db.inTransaction) {
-        context.onRollback(`a trigger refused it: ${reason}`);
+        context.onRollback(`a trigger refused it: ${error.message}`);
         throw error;
       }
       undo();
-      return this.#failureOf(error, read, reason);
+      return this.#failureOf(error, read);
     }
   }
 
   /** A unique key that no row stands in the way of was not this table's: a trigger met it elsewhere. */
-  #failureOf(error: unknown, read: Upsert | Delete, reason: string): Failure {
-    const code = parkCodeOf(error);
-    if (code !== "unique") return { code, reason };
+  #failureOf(error: Error, read: Upsert | Delete): Failure {
+    const failure = failureOf(error);
+    if (failure.code !== "unique") return failure;
+    const { db, writerFor } = this.#parts;
     const isClash =
       read.kind === "upsert" &&
-      clashingIds(this.#parts.db, read, this.#parts.writerFor(read.table).content(read.id)).length >
-        0;
-    return { code: isClash ? "unique" : "constraint", reason };
+      clashingIds(db, read, writerFor(read.table).content(read.id)).length > 0;
+    return isClash ? failure : { ...failure, code: "constraint" };
   }
 
   /** Whether a user's trigger changed what was written: then nodes would differ. */
@@ -166,7 +165,9 @@ export class ChangeWriter {
     for (const { key } of missing) {
       notes.set(key, { version: VERSION_NEVER, value: cells.get(key) ?? { kind: "null" } });
     }
-    for (const [key, value] of read.unknown) notes.set(key, { version, value });
+    const source = contentOf(read, writer);
+    for (const [key, value] of read.unknown)
+      notes.set(key, { version, value, source, isOwn: true });
     columnNotes.replace(table.key, id, version, NO_NOTES, notes, cells);
   }
 
@@ -176,10 +177,7 @@ export class ChangeWriter {
     const { origin, nowMs, tally } = context;
     const cells = this.#cellsOf(writer, id);
     const held: Held = { version, cells, notes: columnNotes.of(table.key, id, version, cells) };
-    const incoming = new Map([...writer.afterAffinity(read.cells), ...read.unknown]);
-    incoming.delete(table.id.key);
-    incoming.delete(table.version.key);
-    const merged = merge(held, { version: read.version, cells: incoming });
+    const merged = merge(held, { version: read.version, cells: contentOf(read, writer) });
     const written = new Map(merged.write);
     if (merged.version !== version) written.set(table.version.key, integer(merged.version));
     writer.update(id, written);
@@ -290,6 +288,14 @@ export class ChangeWriter {
     }
     columnNotes.replace(table.key, id, stored, notes, after, fresh);
   }
+}
+
+/** All that the change carried, as it would be stored, without id and version. */
+function contentOf(read: Upsert, writer: TableWriter): Map<string, Value> {
+  const content = new Map([...writer.afterAffinity(read.cells), ...read.unknown]);
+  content.delete(read.table.id.key);
+  content.delete(read.table.version.key);
+  return content;
 }
 
 interface Written {

@@ -137,7 +137,7 @@ export class ColumnNotes {
       // Without a note it would count as never carried.
       const value = cells.get(column);
       if (version > upTo || value === undefined || wanted.has(column)) continue;
-      wanted.set(column, { version, value });
+      wanted.set(column, { version, value, isOwn: true });
     }
     for (const [column, note] of wanted) {
       const isImplied =
@@ -186,7 +186,7 @@ export class ColumnNotes {
       const { changes } = this.#db
         .query(
           `INSERT INTO _hooksync_columns(tbl, id, col, version, value)
-           SELECT DISTINCT ?1, t.id, ?2, t.updated_at, '{"v":null}'
+           SELECT DISTINCT ?1, t.id, ?2, t.updated_at, '{"v":null,"o":1}'
            FROM _changes AS c JOIN ${table.sqlName} AS t ON t.id = c.row_id
            WHERE c.change_id > ?3 AND c.table_name = ?4 AND c.op <> 'DELETE'
              AND typeof(t.updated_at) = 'integer' AND t.updated_at <= ?5
@@ -239,13 +239,25 @@ export interface LocalTable {
   readonly columns: readonly string[];
 }
 
-/** `{"v":…}`, `{"t":…}` for a text that is not UTF-8; `"s"` is what its change carried, if that is kept. */
-function formatNote(note: ColumnNote): string {
-  const { value, source } = note;
-  const own = `"${value.kind === "broken-text" ? "t" : "v"}":${formatValue(value)}`;
-  if (source === undefined) return `{${own}}`;
-  const members = [...source].map(([name, each]) => `${JSON.stringify(name)}:${formatValue(each)}`);
-  return `{${own},"s":${JSON.stringify(`{${members.join(",")}}`)}}`;
+/**
+ * A change as large as this is not kept beside the value it carried. Should it tie with another one after
+ * the row was written over here, the larger value counts instead of the larger change.
+ */
+const SOURCE_LENGTH_MAX = 1_024;
+
+/**
+ * `{"v":…}`, or `{"t":…}` for a text that is not UTF-8; `"s"` is what its change carried, `"o"` says that it
+ * was the row's own.
+ */
+function formatNote({ value, source, isOwn }: ColumnNote): string {
+  let text = `{"${value.kind === "broken-text" ? "t" : "v"}":${formatValue(value)}`;
+  if (isOwn) text += ',"o":1';
+  if (source !== undefined) {
+    const cells = [...source].map(([name, each]) => `${JSON.stringify(name)}:${formatValue(each)}`);
+    const row = `{${cells.join(",")}}`;
+    if (row.length <= SOURCE_LENGTH_MAX) text += `,"s":${JSON.stringify(row)}`;
+  }
+  return `${text}}`;
 }
 
 const encoder = new TextEncoder();
@@ -261,15 +273,17 @@ function parseNote(row: NoteRow): ColumnNote {
   return {
     version: row.version,
     value,
+    isOwn: members.has("o"),
     ...(source?.kind === "text" ? { source: readRowJson(encoder.encode(source.value)) } : {}),
   };
 }
 
+/** What was the row's own and is so again needs no writing, whichever of equal changes it came with. */
 function sameNote(left: ColumnNote | undefined, right: ColumnNote): boolean {
+  if (left === undefined || left.version !== right.version) return false;
+  if ((left.isOwn ?? false) !== (right.isOwn ?? false)) return false;
   return (
-    left !== undefined &&
-    left.version === right.version &&
-    left.source === right.source &&
+    (right.isOwn || left.source === right.source) &&
     left.value.kind === right.value.kind &&
     formatValue(left.value) === formatValue(right.value)
   );

@@ -296,6 +296,17 @@ export class DeadLetters {
     refusal: { peer: string; changeIds: readonly number[]; reason: string; attempts: number },
     nowMs: number,
   ): void {
+    const ids = JSON.stringify(refusal.changeIds);
+    // The same row refused by the same peer again, as a fill brings about: the newer word stays.
+    this.#db
+      .query(
+        `DELETE FROM _dead_letter WHERE dead_id IN (
+           SELECT d.dead_id FROM _changes AS c JOIN _dead_letter AS d
+             ON d.direction = 'sent' AND d.table_name IS c.table_name AND d.row_id IS c.row_id
+           WHERE c.change_id IN (SELECT value FROM json_each(?1))
+             AND d.peer = ?2 AND d.row_data IS c.row_data)`,
+      )
+      .run(ids, refusal.peer);
     this.#db
       .query(
         `INSERT INTO _dead_letter(op, row_id, row_data, failed_at, retry_count, direction, peer, table_name, reason, code, parked_at)
@@ -307,7 +318,7 @@ export class DeadLetters {
         attempts: refusal.attempts,
         peer: refusal.peer,
         reason: refusal.reason,
-        ids: JSON.stringify(refusal.changeIds),
+        ids,
       });
   }
 

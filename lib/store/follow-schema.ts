@@ -5,6 +5,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { type KnownTable, readSelection, renamedTo, writeSelection } from "./catalog.ts";
+import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { jsonPath, rowJsonSql } from "./row-json.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
@@ -38,6 +39,7 @@ export function followTableRenames(
     const to = renamedTo(db, table, tables);
     if (to === undefined || known.has(nameKey(to))) continue;
     carryTable(db, table.name, to, settledThrough);
+    setSetting(db, `renamed:${nameKey(to)}`, table.name);
     known.delete(key);
     known.set(nameKey(to), { name: to, columns: table.columns });
     renamed.push({ from: table.name, to });
@@ -68,7 +70,27 @@ export function carryTable(db: Database, from: string, to: string, settledThroug
   writeSelection(db, {
     ...selection,
     names: selection.names.map((asked) => (asked === key ? nameKey(to) : asked)),
+    former: [...new Set([...(selection.former ?? []), key])],
   });
+}
+
+/**
+ * The old way to migrate: rename the table away, make it anew, copy, drop the old one. Seen in between, it
+ * was a rename; once the old one is gone and the name is there again, everything goes back to it. The name
+ * it has again, or undefined where this table is simply gone.
+ */
+export function returnedAs(db: Database, gone: string, settledThrough: number): string | undefined {
+  const former = setting(db, `renamed:${nameKey(gone)}`);
+  if (typeof former !== "string" || !readTables(db).has(nameKey(former))) return undefined;
+  const name = readTables(db).get(nameKey(former))!.name;
+  carryTable(db, gone, name, settledThrough);
+  dropSetting(db, `renamed:${nameKey(gone)}`);
+  const selection = readSelection(db);
+  if (selection) {
+    const isOver = (key: string) => key !== nameKey(gone) && key !== nameKey(former);
+    writeSelection(db, { ...selection, former: (selection.former ?? []).filter(isOver) });
+  }
+  return name;
 }
 
 /**

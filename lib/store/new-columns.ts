@@ -65,7 +65,7 @@ function fill(
     if (!isRowFault(error) || !db.inTransaction) throw error;
     db.run("ROLLBACK TO hooksync_fill");
     db.run("RELEASE hooksync_fill");
-    const reason = `a value that came before the column ${column.name} was there: ${(error as Error).message}`;
+    const reason = `a value that came before the column ${column.name} was there: ${error.message}`;
     columnNotes.drop(table.key, waiting.id, column.key);
     deadLetters.park(
       {

@@ -26,8 +26,8 @@ export interface FileLock {
 const BUSY_TIMEOUT_MS = 5;
 /** While opening nothing else waits for us, and another program may be at work. */
 const OPENING_BUSY_TIMEOUT_MS = 5_000;
-/** 32 MiB: holds the inner pages of ten million rows; SQLite's default of 2 MB does not. */
-const CACHE_KIB = 32_768;
+/** 8 MiB: holds the inner pages of some million rows; SQLite's default of 2 MB does not. */
+const CACHE_KIB = 8_192;
 
 // `query` keeps statements by their text; the default of 20 would prepare most of ours every time.
 Database.MAX_QUERY_CACHE_SIZE = 1_000;
@@ -114,14 +114,14 @@ function refuseReadOnly(path: string): void {
  */
 export function lockFile(path: string): FileLock {
   const lockPath = `${path}.hook-sync-lock`;
-  const lock = new Database(lockPath, { create: true });
+  const lock = openLock(lockPath);
   try {
     lock.run("PRAGMA journal_mode = MEMORY");
     lock.run("PRAGMA locking_mode = EXCLUSIVE");
     lock.run("BEGIN EXCLUSIVE");
   } catch (error) {
     lock.close();
-    if (!isBusy(error)) throw error;
+    if (!isBusy(error)) throw openError(lockPath, error);
     throw new HookSyncError(
       "file-in-use",
       `${path} is in use by another hook-sync node`,
@@ -134,6 +134,14 @@ export function lockFile(path: string): FileLock {
       lock.close(true);
     },
   };
+}
+
+function openLock(lockPath: string): Database {
+  try {
+    return new Database(lockPath, { create: true });
+  } catch (error) {
+    throw openError(lockPath, error);
+  }
 }
 
 export interface OpenOptions {

@@ -12,12 +12,13 @@ import {
   type UserTrigger,
 } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
+import { sqliteCode } from "./write-queue.ts";
 
 /** What surrounds the table and has a say. */
 export interface Surroundings {
   /** nameKeys of the synced tables that this trigger of the table writes, itself or through others. */
   readonly writesSynced: (trigger: UserTrigger) => readonly string[];
-  /** It was synced before: settling puts its stamps right, however odd some are now. */
+  /** It was synced before: what is odd about its content now is put right, and no reason to lose it. */
   readonly isAdopted: boolean;
 }
 
@@ -90,6 +91,13 @@ export function qualifyTable(
       "Split the table.",
     );
   }
+  const missing = isAdopted ? undefined : missingPart(db, table);
+  if (missing !== undefined) {
+    return no(
+      `plain SQLite cannot write to it (${missing}): something in it exists in the application only`,
+      "Leave out what the indexes, checks and triggers of the table need from the application's own program.",
+    );
+  }
   const odd = isAdopted ? undefined : oddStamp(db, table.name, version.name);
   if (odd !== undefined) return no(odd, stampRemedy(table.name, version.name));
 
@@ -125,6 +133,28 @@ function idCollation(db: Database, table: string): string {
     )
     .get(table);
   return index?.coll ?? "BINARY";
+}
+
+/**
+ * A function, collation or module that the application adds to its own SQLite, and that writing to
+ * the table needs: no received row could be applied. SQLite says so when it compiles a statement.
+ */
+function missingPart(db: Database, table: Table): string | undefined {
+  const t = quoteName(table.name);
+  const columns = table.columns.map((column) => `${quoteName(column.name)} = NULL`);
+  for (const sql of [
+    `INSERT INTO ${t}(id) VALUES (NULL)`,
+    `UPDATE ${t} SET ${columns.join(", ")}`,
+    `DELETE FROM ${t}`,
+  ]) {
+    try {
+      db.prepare(`EXPLAIN ${sql}`).finalize();
+    } catch (error) {
+      if (sqliteCode(error).startsWith("SQLITE_ERROR")) return (error as Error).message;
+      throw error;
+    }
+  }
+  return undefined;
 }
 
 /** What is wrong with the stamps in a sample of the rows, or undefined. */

@@ -7,7 +7,7 @@ import { isObject, type JsonValue, member, type ReceivedChange } from "../protoc
 import { VERSION_AHEAD_MS_MAX, VERSION_MAX } from "../protocol/limits.ts";
 import { readNumber, type Value, wireHex } from "../protocol/values.ts";
 import type { Survey } from "./catalog.ts";
-import { type Column, isInternalTable, type SyncedTable } from "./schema.ts";
+import { isInternalTable, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 
 export type ParkCode =
@@ -70,119 +70,141 @@ export interface ReadContext {
   readonly isOurs: boolean;
 }
 
+/** What SQLite itself takes at most; a row that has more is no row of any table. */
+const COLUMNS_MAX = 2_000;
+
+const AHEAD_REASON = "its updated_at is more than an hour ahead of this node's clock";
+const TWICE_REASON = "a member stands twice; nodes would read different ones";
+
+type JsonObject = { readonly [member: string]: JsonValue };
+
+/** A member of the row, with its name as SQLite compares names. */
+interface Member {
+  readonly name: string;
+  readonly key: string;
+  readonly json: JsonValue;
+}
+
+/** Reasons hold nothing of the change itself, which is kept: there is one entry per row and reason. */
 export function readChange(
   change: ReceivedChange,
   context: ReadContext,
 ): Upsert | Delete | Parking | LeftOut {
-  const { value } = change;
-  const op = isObject(value) ? member(value, "op") : undefined;
-  const named = isObject(value) ? member(value, "table") : undefined;
-  const row = isObject(value) ? member(value, "row") : undefined;
-  const oldId = isObject(value) ? member(value, "old_id") : undefined;
-  const rowColumns = isObject(row) ? Object.entries(row) : [];
-  const find = (key: string) => rowColumns.find(([name]) => nameKey(name) === key)?.[1];
-  const rowId = find("id");
+  const whole = isObject(change.value) ? change.value : {};
+  const op = member(whole, "op");
+  const named = member(whole, "table");
+  const row = member(whole, "row");
+  const oldId = member(whole, "old_id");
+  const members = isObject(row) ? readMembers(row) : [];
+  const rowId = find(members, "id");
   const park = (code: ParkCode, reason: string, version: number | null = null): Parking => ({
     kind: "park",
     code,
     reason,
     op: typeof op === "string" ? op.slice(0, 64) : null,
     table: typeof named === "string" ? named.slice(0, 256) : null,
-    id: typeof rowId === "string" ? rowId : typeof oldId === "string" ? oldId : null,
+    id: [rowId, oldId].find(isText) ?? null,
     version,
   });
 
-  if (!isObject(value)) return park("malformed", "the change is not an object");
-  if (change.repeatsMember)
-    return park("malformed", "a member stands twice; nodes would read different ones");
+  if (!isObject(change.value)) return park("malformed", "the change is not an object");
+  if (change.repeatsMember) return park("malformed", TWICE_REASON);
   if (typeof named !== "string") return park("malformed", "table is not a string");
   if (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE") {
-    return park("malformed", `op is ${describe(op)}; expected INSERT, UPDATE or DELETE`);
+    return park("malformed", "op is not INSERT, UPDATE or DELETE");
   }
-  const stamp = find("updated_at");
-  const version = readVersion(stamp);
+  const version = readVersion(find(members, "updated_at"));
+  const atVersion = typeof version === "number" ? version : null;
   const table = context.survey.synced.get(nameKey(named));
-  if (!table) {
-    if (isInternalTable(named)) return park("malformed", "the table is internal and never synced");
-    if (context.survey.notAsked.some((other) => other.key === nameKey(named))) {
-      return { kind: "left-out", table: named };
-    }
-    const why = context.survey.notSynced.find((other) => nameKey(other.name) === nameKey(named));
-    const atVersion = typeof version === "number" ? version : null;
-    return park(
-      "unknown-table",
-      why ? `the table is not synced here: ${why.reason}` : "there is no such table here",
-      atVersion,
-    );
-  }
+  if (!table)
+    return parkUnknown(named, context, (reason) => park("unknown-table", reason, atVersion));
 
-  if (op === "DELETE") {
-    const id = typeof oldId === "string" && oldId !== "" ? oldId : rowId;
-    if (typeof id !== "string" || id === "") return park("malformed", "a DELETE without an id");
-    if (!id.isWellFormed()) return park("malformed", "the id holds half a surrogate pair");
-    if (row === null || row === undefined)
-      return { kind: "delete", table, id, version: undefined, cells: new Map() };
-    if (!isObject(row)) return park("malformed", `row is ${describe(row)}; expected an object`);
-    if (typeof version === "string") return park("malformed", version);
-    if (version > context.nowMs + VERSION_AHEAD_MS_MAX) return park("ahead", AHEAD_REASON, version);
-    const cells = readCells(change, row, table, context.isOurs);
-    return {
-      kind: "delete",
-      table,
-      id,
-      version,
-      cells: typeof cells === "string" ? new Map() : cells.known,
-    };
+  const isDelete = op === "DELETE";
+  const id = isDelete && typeof oldId === "string" && oldId !== "" ? oldId : rowId;
+  if (typeof id !== "string" || id === "") {
+    return park("malformed", `id is ${describe(id)}; expected a text that is not empty`);
   }
-
+  if (!id.isWellFormed()) return park("malformed", "the id holds half a surrogate pair");
+  if (isDelete && (row === null || row === undefined)) {
+    return { kind: "delete", table, id, version: undefined, cells: new Map() };
+  }
   if (!isObject(row)) return park("malformed", `row is ${describe(row)}; expected an object`);
-  if (typeof rowId !== "string" || rowId === "") {
-    return park("malformed", `id is ${describe(rowId)}; expected a text that is not empty`);
+  if (members.length > COLUMNS_MAX) return park("malformed", "the row has too many columns");
+  if (new Set(members.map(({ key }) => key)).size !== members.length) {
+    return park("malformed", "a column stands twice, in different case");
   }
   if (typeof version === "string") return park("malformed", version);
   if (version > context.nowMs + VERSION_AHEAD_MS_MAX) return park("ahead", AHEAD_REASON, version);
-  const cells = readCells(change, row, table, context.isOurs);
+  const cells = readCells(change, whole, members, table, context.isOurs);
+  if (isDelete) {
+    // What the row held is only passed on; it must not keep the delete from being one.
+    const known = typeof cells === "string" ? new Map<string, Value>() : cells.known;
+    return { kind: "delete", table, id, version, cells: known };
+  }
   if (typeof cells === "string") return park("malformed", cells, version);
-  return { kind: "upsert", table, id: rowId, version, cells: cells.known, unknown: cells.unknown };
+  return { kind: "upsert", table, id, version, cells: cells.known, unknown: cells.unknown };
 }
 
-const AHEAD_REASON = "its updated_at is more than an hour ahead of this node's clock";
+/** Half a surrogate pair would be stored as U+FFFD, and two ids as one. */
+function isText(value: JsonValue | undefined): value is string {
+  return typeof value === "string" && value.isWellFormed();
+}
 
-/** The version, or why it is none. NULL and a missing stamp are version 0, below everything. */
+function readMembers(row: JsonObject): Member[] {
+  return Object.entries(row).map(([name, json]) => ({ name, key: nameKey(name), json }));
+}
+
+function find(members: readonly Member[], key: string): JsonValue | undefined {
+  return members.find((each) => each.key === key)?.json;
+}
+
+function parkUnknown(
+  named: string,
+  { survey }: ReadContext,
+  park: (reason: string) => Parking,
+): Parking | LeftOut {
+  const key = nameKey(named);
+  if (isInternalTable(named)) return park("the table is internal and never synced");
+  if (survey.notAsked.some((other) => other.key === key)) {
+    if (survey.isChosen) return { kind: "left-out", table: named };
+    return park("the table is here, but is not synced: start the node with --tables to sync it");
+  }
+  const why = survey.notSynced.find((other) => nameKey(other.name) === key);
+  return park(why ? `the table is not synced here: ${why.reason}` : "there is no such table here");
+}
+
+/** The version, or why it is none. NULL and a missing stamp are version 0. */
 function readVersion(stamp: JsonValue | undefined): number | string {
   if (stamp === null || stamp === undefined) return 0;
   if (typeof stamp !== "number" || !Number.isInteger(stamp)) {
     return `updated_at is ${describe(stamp)}; expected an integer`;
   }
-  if (Math.abs(stamp) > VERSION_MAX) return `updated_at is ${stamp}, beyond 2^53`;
+  if (Math.abs(stamp) > VERSION_MAX) return "updated_at is beyond 2^53";
   return stamp;
 }
 
 function readCells(
   change: ReceivedChange,
-  row: { readonly [member: string]: JsonValue },
+  whole: JsonObject,
+  members: readonly Member[],
   table: SyncedTable,
   isOurs: boolean,
 ): { known: Cells; unknown: Cells } | string {
-  const whole = change.value as { readonly [member: string]: JsonValue };
   const blobs = namesOf(member(whole, "blobs"));
   const texts = namesOf(member(whole, "texts"));
   const tokens = change.delicate ? change.rowTokens() : undefined;
   const known = new Map<string, Value>();
   const unknown = new Map<string, Value>();
-  for (const [name, json] of Object.entries(row)) {
-    const key = nameKey(name);
+  for (const { name, key, json } of members) {
     if (table.generated.has(key)) continue;
     const column = table.columnByKey.get(key);
-    const target = column ? known : unknown;
-    if (target.has(key)) return `the column ${name} stands twice, in different case`;
     const value = readCell(json, tokens?.get(name), {
-      isBlob: blobs?.has(name) ?? (!isOurs && column !== undefined && mayHoldBlob(column)),
+      isBlob: blobs?.has(name) ?? (!isOurs && column?.affinity === "blob"),
       isBlobCertain: blobs?.has(name) ?? false,
       isBrokenText: texts?.has(name) ?? false,
     });
-    if (typeof value === "string") return `${name}: ${value}`;
-    target.set(key, value);
+    if (typeof value === "string") return `a value of ${key.slice(0, 128)} ${value}`;
+    (column ? known : unknown).set(key, value);
   }
   return { known, unknown };
 }
@@ -190,10 +212,6 @@ function readCells(
 function namesOf(names: JsonValue | undefined): ReadonlySet<string> | undefined {
   if (!Array.isArray(names)) return undefined;
   return new Set(names.filter((name) => typeof name === "string"));
-}
-
-function mayHoldBlob(column: Column): boolean {
-  return column.affinity === "blob";
 }
 
 function readCell(
@@ -206,20 +224,21 @@ function readCell(
     case "boolean":
       return { kind: "integer", value: json ? 1n : 0n };
     case "number":
-      return token === undefined ? readNumber(String(json)) : readNumber(token);
+      return readNumber(token ?? String(json));
     case "string": {
       if (hints.isBlob || hints.isBrokenText) {
         const hex = wireHex(json)?.toLowerCase();
         if (hex !== undefined) return { kind: hints.isBrokenText ? "broken-text" : "blob", hex };
-        if (hints.isBlobCertain || hints.isBrokenText)
-          return "it is named as bytes, but is not \\x and hex";
+        if (hints.isBlobCertain || hints.isBrokenText) {
+          return "is named as bytes, but is not \\x and hex";
+        }
       }
       return json.isWellFormed()
         ? { kind: "text", value: json }
-        : "it holds half a surrogate pair, which is no text";
+        : "holds half a surrogate pair, which is no text";
     }
     default:
-      return `it is ${describe(json)}; columns hold single values`;
+      return `is ${describe(json)}; columns hold single values`;
   }
 }
 
@@ -227,7 +246,14 @@ function describe(value: JsonValue | undefined): string {
   if (value === undefined) return "missing";
   if (value === null) return "null";
   if (Array.isArray(value)) return "an array";
-  if (typeof value === "object") return "an object";
-  const text = typeof value === "string" ? JSON.stringify(value) : String(value);
-  return text.length > 40 ? `${text.slice(0, 40)}…` : text;
+  switch (typeof value) {
+    case "string":
+      return value === "" ? "an empty text" : "a text";
+    case "number":
+      return Number.isInteger(value) ? "a number" : "a number with a fraction";
+    case "boolean":
+      return "true or false";
+    default:
+      return "an object";
+  }
 }

@@ -23,7 +23,7 @@ import { atIndex, type Binding, type RowInput, type RowReader } from "./row-inpu
 import { RowStatements, type WriteStatement } from "./row-statements.ts";
 import type { SyncedTable } from "./schema.ts";
 import type { Tombstones } from "./tombstones.ts";
-import type { WriteTransaction } from "./write-queue.ts";
+import { Later, type WriteTransaction } from "./write-queue.ts";
 
 /** A row as UTF-8 JSON, every value in its lossless form (row-input.ts names them). */
 export type RowJson = Uint8Array<ArrayBuffer>;
@@ -44,6 +44,21 @@ export interface RepositoryOptions {
   readonly nodeId: string;
 }
 
+type Created = RowJson | RequestError;
+
+/** Rows of one shape, asked for one after the other in a transaction, that are inserted at its end. */
+interface CreateRun {
+  readonly transaction: WriteTransaction;
+  readonly statements: RowStatements;
+  readonly shape: string;
+  readonly rows: RowInput[];
+  readonly ids: string[];
+  /** What became of each. */
+  readonly created: Created[];
+}
+
+/** Rows of one shape looked for at a time; no statement takes more. */
+const CHUNK_ROWS = 100;
 /** A page of a thousand rows with large BLOBs would not fit into memory; it ends earlier. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;
 
@@ -53,6 +68,7 @@ export class Repository {
   readonly #random: Random;
   readonly #nodeId: string;
   readonly #statements = new Map<string, RowStatements>();
+  #run: CreateRun | undefined;
 
   constructor(options: RepositoryOptions) {
     this.#db = options.db;
@@ -93,16 +109,99 @@ export class Repository {
     return { json: jsonArray(rows), order: page.order, next };
   }
 
-  create(table: SyncedTable, row: RowInput, transaction: WriteTransaction): RowJson | RequestError {
+  create(
+    table: SyncedTable,
+    row: RowInput,
+    transaction: WriteTransaction,
+  ): Created | Later<Created> {
     const statements = this.#for(table);
+    if (row.id === undefined && statements.undoesItself)
+      return this.#createWithOthers(statements, row, transaction);
     if (row.id !== undefined && statements.versionOf(row.id) !== undefined) return idIsTaken();
-    const id = row.id ?? this.#random.uuid();
+    return this.#createOne(statements, row.id ?? this.#random.uuid(), row, transaction);
+  }
+
+  #createOne(
+    statements: RowStatements,
+    id: string,
+    row: RowInput,
+    transaction: WriteTransaction,
+  ): Created {
     const bindings = this.#bindings(statements, [id], [row], transaction.nowMs);
-    const refusal = this.#write(statements, statements.insertOne(row.shape), bindings, 1);
+    const refusal = this.#write(statements, statements.insert(row.shape, 1), bindings, 1);
     if (refusal) return refusal;
     this.#count(statements, 1, transaction);
+    return this.#createdRow(statements, id, row, transaction.nowMs);
+  }
+
+  /**
+   * Nobody else can mean a row whose id is made here: it need not be there before the transaction ends,
+   * and rows of one shape are inserted by one statement.
+   */
+  #createWithOthers(
+    statements: RowStatements,
+    row: RowInput,
+    transaction: WriteTransaction,
+  ): Later<Created> {
+    let run = this.#run;
+    if (
+      run?.transaction !== transaction ||
+      run.statements !== statements ||
+      run.shape !== row.shape
+    ) {
+      const begun: CreateRun = {
+        transaction,
+        statements,
+        shape: row.shape,
+        rows: [],
+        ids: [],
+        created: [],
+      };
+      transaction.atEnd(() => this.#createRun(begun));
+      this.#run = begun;
+      run = begun;
+    }
+    const { created } = run;
+    const place = run.rows.push(row) - 1;
+    run.ids.push(this.#random.uuid());
+    return new Later(() => created[place]!);
+  }
+
+  #createRun(run: CreateRun): void {
+    this.#run = undefined;
+    const { transaction, statements, shape, rows, ids, created } = run;
+    let at = 0;
+    while (at < rows.length) {
+      const size = statements.rowsPerInsert(shape, rows.length - at);
+      const end = at + size;
+      const bindings = this.#bindings(
+        statements,
+        ids.slice(at, end),
+        rows.slice(at, end),
+        transaction.nowMs,
+      );
+      const refusal = this.#write(statements, statements.insert(shape, size), bindings, size);
+      if (refusal === undefined) this.#count(statements, size, transaction);
+      for (; at < end; at++) {
+        const [id, row] = [ids[at]!, rows[at]!];
+        if (refusal === undefined)
+          created.push(this.#createdRow(statements, id, row, transaction.nowMs));
+        // One of them is guilty.
+        else created.push(size === 1 ? refusal : this.#createOne(statements, id, row, transaction));
+      }
+    }
+  }
+
+  /** R3. */
+  #createdRow(statements: RowStatements, id: string, row: RowInput, nowMs: number): Created {
+    const made =
+      row.id === undefined
+        ? statements.madeJson(id, row, { version: nowMs, nowMs, nodeId: this.#nodeId })
+        : undefined;
     return (
-      this.read(table, id) ?? new RequestError(409, "a trigger of the table took the row out again")
+      made ??
+      this.read(statements.table, id) ??
+      new RequestError(409, "a trigger of the table took the row out again")
     );
   }
 
@@ -211,12 +310,11 @@ export class Repository {
     let at = 0;
     while (at < rows.length) {
       const { shape } = rows[at]!;
-      const most = statements.rowsPerInsert(shape);
-      let end = at + 1;
-      while (end < rows.length && end - at < most && rows[end]!.shape === shape) end++;
-      const isFull = end - at === most;
-      if (!isFull) end = at + 1;
-      const statement = isFull ? statements.insertMany(shape) : statements.insertOne(shape);
+      let same = at + 1;
+      while (same < rows.length && same - at < CHUNK_ROWS && rows[same]!.shape === shape) same++;
+      const size = statements.rowsPerInsert(shape, same - at);
+      const end = at + size;
+      const statement = statements.insert(shape, size);
       const bindings = this.#bindings(statements, ids.slice(at, end), rows.slice(at, end), nowMs);
       const refusal = this.#write(statements, statement, bindings, end - at);
       if (refusal) return refusal;
@@ -234,7 +332,7 @@ export class Repository {
   ): RequestError | undefined {
     for (const [index, row] of rows.entries()) {
       const bindings = this.#bindings(statements, [ids[index]!], [row], nowMs);
-      const refusal = this.#write(statements, statements.insertOne(row.shape), bindings, 1);
+      const refusal = this.#write(statements, statements.insert(row.shape, 1), bindings, 1);
       if (refusal) return atIndex(refusal, index);
     }
     return undefined;

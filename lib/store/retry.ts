@@ -9,8 +9,8 @@ import type { ApplyParts, ApplyTally, Failure, Guilty, Outcome } from "./apply-p
 import type { ChangeWriter } from "./change-writer.ts";
 import type { Parked } from "./dead-letters.ts";
 import { formatRow } from "./log-row.ts";
-import { type LeftOut, readChange, type Upsert } from "./read-change.ts";
-import { isRowFault, parkCodeOf } from "./row-fault.ts";
+import { readChange, type Upsert } from "./read-change.ts";
+import { failureOf, isRowFault } from "./row-fault.ts";
 import { clashingIds, compareRivals, type Rival } from "./unique-clash.ts";
 
 /** How long a change that clashes on another unique key waits for the other to move. */
@@ -22,7 +22,6 @@ interface RetryContext {
   readonly nowMs: number;
   readonly tally: ApplyTally;
   readonly guilty: Guilty;
-  readonly onLeftOut: (change: LeftOut, parked: Parked) => void;
 }
 
 export class Retrier {
@@ -50,8 +49,10 @@ export class Retrier {
       if (!traded.has(parked.deadId)) for (const id of this.#trade(parked, context)) traded.add(id);
     }
     for (const parked of waiting) {
-      if (traded.has(parked.deadId)) continue;
-      if (context.nowMs - parked.parkedAtMs >= UNIQUE_WAIT_MS) this.#decide(parked, context);
+      const isOver = context.nowMs - parked.parkedAtMs >= UNIQUE_WAIT_MS;
+      if (!isOver || traded.has(parked.deadId)) continue;
+      // The decision before may have made room for it.
+      if (!this.#settleOne(parked, context)) this.#decide(parked, context);
     }
   }
 
@@ -70,9 +71,9 @@ export class Retrier {
     const change = parseChange(parked.change);
     const read = this.#read(parked, context.nowMs);
     if (read.kind === "park") return read;
+    // What was kept stays kept: --tables may say otherwise tomorrow.
     if (read.kind === "left-out") {
-      context.onLeftOut(read, parked);
-      return "left-out";
+      return { code: "unknown-table", reason: "--tables leaves the table out" };
     }
     const outcome = this.#changes.write(read, change, {
       origin: parked.origin,
@@ -167,7 +168,7 @@ export class Retrier {
     } catch (error) {
       // A user's trigger forbids deleting the loser.
       if (!isRowFault(error) || !db.inTransaction) throw error;
-      failure = { code: parkCodeOf(error), reason: (error as Error).message };
+      failure = failureOf(error);
     }
     if (failure) {
       db.run("ROLLBACK TO hooksync_decision");

@@ -1,23 +1,33 @@
 /** Which errors of SQLite one row is guilty of, and what to do with such a row. */
-import type { ParkCode } from "./read-change.ts";
+import type { Failure } from "./apply-parts.ts";
 import { sqliteCode } from "./write-queue.ts";
 
 /** What one row can be guilty of; a full disk or damage is nobody's fault and must fail the batch. */
-export function isRowFault(error: unknown): boolean {
+export function isRowFault(error: unknown): error is Error {
   const code = sqliteCode(error);
   return (
     code.startsWith("SQLITE_CONSTRAINT") ||
     code === "SQLITE_MISMATCH" ||
     code === "SQLITE_TOOBIG" ||
     code === "SQLITE_ERROR" ||
-    code === "SQLITE_RANGE"
+    code === "SQLITE_RANGE" ||
+    // An index that triggers keep (FTS5) is out of step with its table: the file itself is fine.
+    code === "SQLITE_CORRUPT_VTAB"
   );
 }
 
-/** When such a row should be tried again. */
-export function parkCodeOf(error: unknown): ParkCode {
-  const code = sqliteCode(error);
-  if (code === "SQLITE_CONSTRAINT_UNIQUE") return "unique";
-  if (code === "SQLITE_CONSTRAINT_TRIGGER" || code === "SQLITE_ERROR") return "trigger";
-  return "constraint";
+/** Why such a row is parked, which also decides when it is tried again. */
+export function failureOf(error: Error): Failure {
+  const reason = error.message;
+  switch (sqliteCode(error)) {
+    case "SQLITE_CONSTRAINT_UNIQUE":
+      return { code: "unique", reason };
+    case "SQLITE_CONSTRAINT_TRIGGER":
+    case "SQLITE_ERROR":
+      return { code: "trigger", reason };
+    case "SQLITE_CORRUPT_VTAB":
+      return { code: "trigger", reason: "an index that triggers keep is out of step; rebuild it" };
+    default:
+      return { code: "constraint", reason };
+  }
 }

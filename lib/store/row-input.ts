@@ -45,6 +45,13 @@ export function isBoolean(column: Column): boolean {
   return column.declaredType.toUpperCase().startsWith("BOOL");
 }
 
+/** What the server writes into a row it makes. */
+export interface RowStamps {
+  readonly version: number;
+  readonly nowMs: number;
+  readonly nodeId: string;
+}
+
 /** The columns besides `id` and `updated_at` that the server fills, where the table has them. */
 export interface ServerMade {
   readonly createdAt: Column | undefined;

@@ -30,8 +30,8 @@ export function rowJsonSql(alias: string, columns: readonly JsonColumn[]): strin
     calls.push(`json_object(${members.join(", ")})`);
   }
   if (calls.length === 1) return calls[0]!;
-  const inner = calls.map((call) => `substr(${call}, 2, length(${call}) - 2)`);
-  // length() of a JSON text is safe: a NUL in a value is written as an escape.
+  // A value ends in a quote, a digit or a letter, so that exactly the outer braces go.
+  const inner = calls.map((call) => `trim(${call}, '{}')`);
   return `'{' || ${inner.join(" || ',' || ")} || '}'`;
 }
 
@@ -47,8 +47,8 @@ function valueSql(alias: string, column: JsonColumn): string {
   // In NEW a text that json() made is still marked as JSON, and would be taken for an object of ours.
   const text = alias === "NEW" ? `${value} || ''` : value;
   if (column.holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${text} END`;
-  const marked = alias === "NEW" ? `WHEN 'text' THEN ${text} ` : "";
-  return `CASE typeof(${value}) ${marked}WHEN 'real' THEN ${realSql(value)} ${blob} ELSE ${value} END`;
+  const real = `WHEN 'real' THEN ${realSql(value)}`;
+  return `CASE typeof(${value}) WHEN 'integer' THEN ${value} ${real} ${blob} ELSE ${text} END`;
 }
 
 /** 20 digits are exact on old and new builds; an infinity is a number that overflows to it again. */

@@ -1,8 +1,10 @@
 /**
  * Settling the rows of one table (DESIGN.md, "Versions"): what was recorded of each row since the last
  * pass becomes one entry with a version above what it replaced, or one DELETE. Another program may
- * have written a million rows in one transaction while everyone waits, so rows that need nothing are
- * told apart by one query, and the others are worked on in sets, by way of a table in memory.
+ * have written a million rows in one transaction, and everyone waits meanwhile: rows that need
+ * nothing are told apart by one query, the others are read in one go and written one by one, each by
+ * its number in a table in memory. (Joins would be as fast, until ANALYZE has seen a small table that
+ * then grew: then SQLite reads all of it to change a single row.)
  *
  * Runs inside the caller's transaction with the syncing flag up.
  */
@@ -29,23 +31,34 @@ export interface RowSettlerOptions {
   readonly onLiftRefused: (table: SyncedTable, why: string) => void;
 }
 
-/** One row that needs more than a look; `id` stays inside SQLite, since it may be no valid UTF-8. */
+/**
+ * Rows that need more than a look; `id` stays inside SQLite, since it may be no valid UTF-8. `op`, `was`
+ * and `change_id` are of the row's last entry.
+ */
 const CREATE_WORK_SQL = `
   CREATE TEMP TABLE IF NOT EXISTS _hooksync_work(
     n INTEGER PRIMARY KEY,
     id TEXT UNIQUE,
     entries INTEGER,
-    last INTEGER,
-    is_there INTEGER,
-    is_noted INTEGER,
-    verdict TEXT,
-    version INTEGER,
+    change_id INTEGER,
     op TEXT,
-    takes_note INTEGER)`;
+    was,
+    is_there INTEGER,
+    is_noted INTEGER)`;
+
+/** What was recorded of a row does not fit into one line of the work table. */
+const IS_LONG =
+  "(w.entries > 1 OR w.is_noted OR (NOT w.is_there AND (w.op <> 'DELETE' OR w.was IS NULL)))";
 
 interface WorkRow {
   readonly n: number;
+  readonly entries: number;
+  readonly change_id: number | null;
+  readonly op: string | null;
+  readonly was: number | null;
+  readonly was_kind: string;
   readonly is_there: number;
+  readonly is_long: number;
   readonly stamp: number | null;
   readonly kind: string;
   readonly tombstone: number | null;
@@ -65,15 +78,19 @@ interface EntryRow {
   readonly wrote_kind: string | null;
 }
 
-/** What becomes of a row: `keep` leaves its single entry as it is, `merge` writes the row into the last. */
+/** What becomes of a row that does not stay as it is. */
 interface Outcome {
-  readonly verdict: "keep" | "merge" | "lift" | "gone";
-  readonly version: number | null;
+  /** `merge`: the row as it stands goes into the entry that is kept. */
+  readonly kind: "merge" | "lift" | "gone";
+  /** The new one; where rows are merged the row keeps its own. */
+  readonly version: number;
   readonly op: string;
   /** The entry that stays; null where one has to be made. */
-  readonly last: number | null;
+  readonly kept: number | null;
   /** Whether a DELETE takes its content from the note. */
   readonly takesNote: boolean;
+  /** Whether the entry that is kept says anything else than now. */
+  readonly isRewritten: boolean;
 }
 
 export class RowSettler {
@@ -99,11 +116,26 @@ export class RowSettler {
   /** Whether anything had to be rewritten among the entries after `from`. */
   settle(table: SyncedTable, from: number, nowMs: number): boolean {
     this.#db.run(CREATE_WORK_SQL);
-    this.#db.query("DELETE FROM temp._hooksync_work").run();
+    this.#db.run("DELETE FROM temp._hooksync_work");
     if (this.#collect(table, from, nowMs) === 0) return false;
-    this.#judge(table, from, nowMs);
-    this.#lift(table);
-    this.#writeEntries(table, from, nowMs);
+    const rows = this.#readRows(table);
+    const long = rows.some((row) => row.is_long) ? this.#readEntries(table, from) : new Map();
+    const statements = statementsFor(this.#db, table);
+    const buried: Numbered[] = [];
+    const made: Numbered[] = [];
+    for (const row of rows) {
+      const entries: readonly EntryRow[] = row.is_long ? (long.get(row.n) ?? []) : [loneEntry(row)];
+      const outcome = decide(row, entries, nowMs);
+      if (outcome === undefined) continue;
+      this.#carryOut(table, statements, row.n, outcome);
+      if (outcome.kind === "gone") buried.push([row.n, outcome.version]);
+      if (outcome.kept === null) made.push([row.n, outcome.version]);
+      if (entries.length < 2) continue;
+      for (const { change_id } of entries)
+        if (change_id !== outcome.kept) statements.drop.run(change_id);
+    }
+    if (made.length > 0) statements.makeDeletes.run(table.name, JSON.stringify(made));
+    if (buried.length > 0) statements.bury.run(table.key, JSON.stringify(buried), nowMs);
     return true;
   }
 
@@ -115,15 +147,16 @@ export class RowSettler {
     const buried = this.#options.tombstones.any(table.key)
       ? `OR ${stamp} <= (SELECT s.version FROM _hooksync_tombstones AS s WHERE s.tbl = :key AND s.id = c.row_id)`
       : "";
+    // With max(), SQLite takes the other columns from the row that has the maximum.
     const { changes: recorded } = this.#db
       .query(
-        `INSERT INTO temp._hooksync_work(id, entries, last, is_there, is_noted)
-         SELECT c.row_id, count(*), max(c.change_id), ${id} IS NOT NULL, ${noted}
+        `INSERT INTO temp._hooksync_work(id, entries, change_id, op, was, is_there, is_noted)
+         SELECT c.row_id, count(*), max(c.change_id), c.op, c.was, ${id} IS NOT NULL, ${noted}
          FROM _changes AS c LEFT JOIN ${t} AS t ON ${id} = c.row_id
          WHERE c.change_id > :from AND c.table_name = :name AND c.row_id IS NOT NULL
          GROUP BY c.row_id
-         HAVING count(*) > 1 OR max(c.op = 'DELETE') OR ${id} IS NULL
-             OR typeof(${stamp}) <> 'integer' OR ${stamp} > :ahead OR ${stamp} <= max(c.was) ${buried}
+         HAVING count(*) > 1 OR c.op = 'DELETE' OR ${id} IS NULL
+             OR typeof(${stamp}) <> 'integer' OR ${stamp} > :ahead OR ${stamp} <= c.was ${buried}
              OR ${noted}`,
       )
       .run({
@@ -144,50 +177,32 @@ export class RowSettler {
     return recorded + thrownOut;
   }
 
-  // ── Deciding ────────────────────────────────────────────────────────────────────────────────
-
-  #judge(table: SyncedTable, from: number, nowMs: number): void {
-    const entries = this.#readEntries(table, from);
-    const put = this.#db.query<unknown, (string | number | null)[]>(
-      "UPDATE temp._hooksync_work SET verdict = ?2, version = ?3, op = ?4, last = ?5, takes_note = ?6 WHERE n = ?1",
-    );
-    for (const row of this.#readRows(table)) {
-      const { verdict, version, op, last, takesNote } = decide(
-        row,
-        entries.get(row.n) ?? [],
-        nowMs,
-      );
-      put.run(row.n, verdict, version, op, last, takesNote ? 1 : 0);
-    }
-  }
-
   #readRows(table: SyncedTable): WorkRow[] {
     const { t, id, stamp } = namesOf(table);
     return this.#db
       .query<WorkRow, [string, string]>(
-        `SELECT w.n, w.is_there, ${stamp} AS stamp, typeof(${stamp}) AS kind, s.version AS tombstone,
+        `SELECT w.n, w.entries, w.change_id, w.op, w.was, typeof(w.was) AS was_kind, w.is_there,
+                ${IS_LONG} AS is_long, ${stamp} AS stamp, typeof(${stamp}) AS kind, s.version AS tombstone,
                 o.version AS noted, typeof(o.version) AS noted_kind, o.at AS noted_at,
                 o.row IS NOT NULL AS has_content
          FROM temp._hooksync_work AS w
          LEFT JOIN ${t} AS t ON ${id} = w.id
          LEFT JOIN _hooksync_tombstones AS s ON s.tbl = ?1 AND s.id = w.id
-         LEFT JOIN _hooksync_noted AS o ON o.tbl = ?2 AND o.id = w.id
+         LEFT JOIN _hooksync_noted AS o ON w.is_noted AND o.tbl = ?2 AND o.id = w.id
          ORDER BY w.n`,
       )
       .all(table.key, table.name);
   }
 
+  /** With what each wrote, which is in the row's JSON. */
   #readEntries(table: SyncedTable, from: number): Map<number, EntryRow[]> {
     const path = quoteText(jsonPath(table.version.name));
-    // The stamp in the row's JSON costs a parse; a lone entry of a living row can do without.
-    const isAsked = "(w.entries > 1 OR w.is_noted OR NOT w.is_there)";
     const rows = this.#db
       .query<EntryRow, [number, string]>(
         `SELECT w.n, c.change_id, c.op, c.was, typeof(c.was) AS was_kind,
-                CASE WHEN ${isAsked} THEN json_extract(c.row_data, ${path}) END AS wrote,
-                CASE WHEN ${isAsked} THEN json_type(c.row_data, ${path}) END AS wrote_kind
+                json_extract(c.row_data, ${path}) AS wrote, json_type(c.row_data, ${path}) AS wrote_kind
          FROM _changes AS c CROSS JOIN temp._hooksync_work AS w ON w.id = c.row_id
-         WHERE c.change_id > ? AND c.table_name = ?
+         WHERE c.change_id > ? AND c.table_name = ? AND ${IS_LONG}
          ORDER BY c.change_id`,
       )
       .all(from, table.name);
@@ -202,50 +217,29 @@ export class RowSettler {
 
   // ── Writing ─────────────────────────────────────────────────────────────────────────────────
 
+  #carryOut(table: SyncedTable, statements: WriteStatements, n: number, outcome: Outcome): void {
+    const { kind, version, op, kept } = outcome;
+    if (kind === "lift") this.#lift(table, statements, n, version);
+    if (kind !== "gone") statements.writeRow.run(op, n, kept);
+    else if (kept !== null && outcome.takesNote)
+      statements.writeNoted.run(table.name, n, version, kept);
+    else if (kept !== null && outcome.isRewritten) statements.writeDelete.run(version, kept);
+  }
+
   /** A row that a trigger of the application does not let go stays as it is, and that is said. */
-  #lift(table: SyncedTable): void {
+  #lift(table: SyncedTable, { lift }: WriteStatements, n: number, version: number): void {
     if (this.#unliftable.has(table.key)) return;
-    const { t, id, stamp } = namesOf(table);
-    const update =
-      `UPDATE OR ABORT ${t} AS t SET ${quoteName(table.version.name)} = w.version ` +
-      `FROM temp._hooksync_work AS w WHERE w.id = ${id} AND w.verdict = 'lift'`;
     try {
-      this.#db.query(update).run();
+      if (lift.run(version, n).changes === 0) this.#tell(table, "it does nothing instead of it");
     } catch (error) {
-      this.#onRefusal(table, error);
-      this.#liftOneByOne(table, `${update} AND w.n = ?`);
-      return;
+      if (!isRefusal(error)) throw error;
+      this.#tell(table, (error as Error).message);
+      if (this.#db.inTransaction) return;
+      // RAISE(ROLLBACK) took the transaction with it: the next one leaves this table's stamps alone.
+      this.#unliftable.add(table.key);
+      this.#isHindered = true;
+      throw error;
     }
-    const untouched = this.#db
-      .query(
-        `SELECT 1 FROM temp._hooksync_work AS w CROSS JOIN ${t} AS t ON ${id} = w.id
-         WHERE w.verdict = 'lift' AND ${stamp} IS NOT w.version LIMIT 1`,
-      )
-      .get();
-    if (untouched !== null) this.#tell(table, "it does nothing instead of it");
-  }
-
-  #liftOneByOne(table: SyncedTable, update: string): void {
-    const rows = this.#db
-      .query<{ n: number }, []>("SELECT n FROM temp._hooksync_work WHERE verdict = 'lift'")
-      .all();
-    for (const { n } of rows) {
-      try {
-        this.#db.query(update).run(n);
-      } catch (error) {
-        this.#onRefusal(table, error);
-      }
-    }
-  }
-
-  #onRefusal(table: SyncedTable, error: unknown): void {
-    if (!isRefusal(error)) throw error;
-    this.#tell(table, (error as Error).message);
-    if (this.#db.inTransaction) return;
-    // RAISE(ROLLBACK) took the transaction with it: the next one leaves this table's stamps alone.
-    this.#unliftable.add(table.key);
-    this.#isHindered = true;
-    throw error;
   }
 
   #tell(table: SyncedTable, why: string): void {
@@ -253,53 +247,58 @@ export class RowSettler {
     this.#told.add(table.key);
     this.#options.onLiftRefused(table, why);
   }
+}
 
-  #writeEntries(table: SyncedTable, from: number, nowMs: number): void {
-    const { t, id } = namesOf(table);
-    const { name } = table;
-    const path = quoteText(jsonPath(table.version.name));
-    this.#db
-      .query(
-        `UPDATE _changes AS c SET op = w.op, row_data = ${rowJsonSql("t", table.columns)}
-         FROM temp._hooksync_work AS w CROSS JOIN ${t} AS t ON ${id} = w.id
-         WHERE c.change_id = w.last AND w.verdict IN ('merge', 'lift')`,
-      )
-      .run();
-    this.#db
-      .query(
-        `UPDATE _changes AS c SET op = 'DELETE',
-           row_data = json_set(CASE WHEN w.takes_note THEN o.row ELSE c.row_data END, ${path}, w.version)
-         FROM temp._hooksync_work AS w LEFT JOIN _hooksync_noted AS o ON o.tbl = ? AND o.id = w.id
-         WHERE c.change_id = w.last AND w.verdict = 'gone'
-           AND (c.op <> 'DELETE' OR c.was IS NOT w.version)`,
-      )
-      .run(name);
-    this.#db
-      .query(
-        `DELETE FROM _changes WHERE change_id > ? AND table_name = ? AND EXISTS (
-           SELECT 1 FROM temp._hooksync_work AS w
-           WHERE w.id = row_id AND w.entries > 1 AND w.last <> change_id)`,
-      )
-      .run(from, name);
-    this.#db
-      .query(
-        `INSERT INTO _changes(op, table_name, row_id, row_data, was)
-         SELECT 'DELETE', ?1, w.id,
-           json_set(coalesce(o.row, json_object(${quoteText(table.id.name)}, w.id)), ${path}, w.version), w.version
-         FROM temp._hooksync_work AS w LEFT JOIN _hooksync_noted AS o ON o.tbl = ?1 AND o.id = w.id
-         WHERE w.last IS NULL AND w.verdict = 'gone'
-         ORDER BY w.n`,
-      )
-      .run(name);
-    this.#db
-      .query(
-        `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at)
-         SELECT ?, id, version, ? FROM temp._hooksync_work WHERE verdict = 'gone'
-         ON CONFLICT(tbl, id) DO UPDATE SET version = excluded.version, deleted_at = excluded.deleted_at
-         WHERE excluded.version >= version`,
-      )
-      .run(table.key, nowMs);
-  }
+/** A row's number in the work table, and the version it is deleted at. */
+type Numbered = readonly [n: number, version: number];
+
+type WriteStatements = ReturnType<typeof statementsFor>;
+
+/** All of them find a row by its number in the work table. */
+function statementsFor(db: Database, table: SyncedTable) {
+  const { t, id } = namesOf(table);
+  const path = quoteText(jsonPath(table.version.name));
+  const rowId = "(SELECT w.id FROM temp._hooksync_work AS w WHERE w.n = ?)";
+  const query = (sql: string) => db.query<unknown, (string | number | null)[]>(sql);
+  return {
+    lift: query(
+      `UPDATE OR ABORT ${t} SET ${quoteName(table.version.name)} = ?
+       WHERE ${quoteName(table.id.name)} = ${rowId}`,
+    ),
+    /** The row as it stands goes into the entry that is kept. */
+    writeRow: query(
+      `UPDATE _changes
+       SET op = ?, row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
+       WHERE change_id = ?`,
+    ),
+    writeDelete: query(
+      `UPDATE _changes SET op = 'DELETE', row_data = json_set(row_data, ${path}, ?) WHERE change_id = ?`,
+    ),
+    /** A row that REPLACE threw out: what it was is in the note. */
+    writeNoted: query(
+      `UPDATE _changes SET op = 'DELETE', row_data = json_set(
+         (SELECT o.row FROM _hooksync_noted AS o WHERE o.tbl = ? AND o.id = ${rowId}), ${path}, ?)
+       WHERE change_id = ?`,
+    ),
+    /** All at once: SQLite keeps the log's counter once per statement. */
+    makeDeletes: query(
+      `INSERT INTO _changes(op, table_name, row_id, row_data, was)
+       SELECT 'DELETE', ?1, w.id,
+         json_set(coalesce(o.row, json_object(${quoteText(table.id.name)}, w.id)), ${path}, j.value ->> 1), j.value ->> 1
+       FROM json_each(?2) AS j CROSS JOIN temp._hooksync_work AS w ON w.n = j.value ->> 0
+       LEFT JOIN _hooksync_noted AS o ON o.tbl = ?1 AND o.id = w.id
+       ORDER BY w.n`,
+    ),
+    drop: query("DELETE FROM _changes WHERE change_id = ?"),
+    bury: query(
+      `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at)
+       SELECT ?1, w.id, j.value ->> 1, ?3
+       FROM json_each(?2) AS j CROSS JOIN temp._hooksync_work AS w ON w.n = j.value ->> 0
+       WHERE true
+       ON CONFLICT(tbl, id) DO UPDATE SET version = excluded.version, deleted_at = excluded.deleted_at
+       WHERE excluded.version >= version`,
+    ),
+  };
 }
 
 function namesOf(table: SyncedTable): { t: string; id: string; stamp: string } {
@@ -310,29 +309,38 @@ function namesOf(table: SyncedTable): { t: string; id: string; stamp: string } {
   };
 }
 
-function decide(row: WorkRow, entries: readonly EntryRow[], nowMs: number): Outcome {
+/** Undefined where the row and its entry stay as they are. */
+function decide(row: WorkRow, entries: readonly EntryRow[], nowMs: number): Outcome | undefined {
   const verdict = judgeVersion(historyOf(row, entries), nowMs);
   const last = entries.at(-1);
-  if (verdict.kind !== "gone") {
-    const op = verdict.isNew ? "INSERT" : "UPDATE";
-    const isAsItIs = verdict.kind === "keep" && entries.length === 1 && last!.op === op;
-    const version = verdict.kind === "lift" ? verdict.version : null;
-    const kind = isAsItIs ? "keep" : verdict.kind === "lift" ? "lift" : "merge";
-    return { verdict: kind, version, op, last: last!.change_id, takesNote: false };
-  }
-  const kept = entries.findLast((entry) => entry.op === "DELETE") ?? last;
+  if (verdict.kind === "gone") return decideDelete(row, entries, verdict.version);
+  const op = verdict.isNew ? "INSERT" : "UPDATE";
+  if (verdict.kind === "keep" && entries.length === 1 && last!.op === op) return undefined;
+  const version = verdict.kind === "lift" ? verdict.version : 0;
+  const kind = verdict.kind === "lift" ? "lift" : "merge";
+  return { kind, version, op, kept: last!.change_id, takesNote: false, isRewritten: true };
+}
+
+function decideDelete(row: WorkRow, entries: readonly EntryRow[], version: number): Outcome {
+  const deleted = entries.findLast((entry) => entry.op === "DELETE");
+  const kept = (deleted ?? entries.at(-1))?.change_id ?? null;
   // Thrown out by REPLACE: what it was is in the note, unless it was written again after that.
   const takesNote =
-    kept !== undefined &&
-    kept.op !== "DELETE" &&
-    row.has_content === 1 &&
-    kept.change_id <= (row.noted_at ?? 0);
+    deleted === undefined && row.has_content === 1 && (kept ?? 0) <= (row.noted_at ?? 0);
+  const isRewritten = deleted === undefined || deleted.was !== version;
+  return { kind: "gone", version, op: "DELETE", kept, takesNote, isRewritten };
+}
+
+/** A single entry of a row that is there wrote the row's own stamp; a DELETE wrote none. */
+function loneEntry(row: WorkRow): EntryRow {
   return {
-    verdict: "gone",
-    version: verdict.version,
-    op: "DELETE",
-    last: kept?.change_id ?? null,
-    takesNote,
+    n: row.n,
+    change_id: row.change_id!,
+    op: row.op!,
+    was: row.was,
+    was_kind: row.was_kind,
+    wrote: row.stamp,
+    wrote_kind: row.kind,
   };
 }
 
@@ -371,5 +379,5 @@ function traceOf(entry: EntryRow): Trace {
 /** Whether a rule or trigger of the application, and not the world, was in the way. */
 export function isRefusal(error: unknown): boolean {
   const code = sqliteCode(error);
-  return code.startsWith("SQLITE_CONSTRAINT") || code === "SQLITE_ERROR";
+  return code.startsWith("SQLITE_CONSTRAINT") || code.startsWith("SQLITE_ERROR");
 }

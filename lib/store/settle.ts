@@ -15,40 +15,16 @@
  *   S3  a table whose triggers were missing has every row announced again, and the interval is named.
  */
 import type { Database, Statement } from "bun:sqlite";
-import {
-  installTriggers,
-  isCapturedByOthers,
-  type KnownTable,
-  readKnown,
-  readSelection,
-  removeTriggers,
-  type Selection,
-  type Survey,
-  survey,
-  triggerState,
-  writeKnown,
-} from "./catalog.ts";
-import { captureAgain, followTableRenames, renameColumns } from "./follow-schema.ts";
-import { setSetting, setting } from "./migrations.ts";
-import { columnList, readTables, type SyncedTable } from "./schema.ts";
+import type { Selection, Survey } from "./catalog.ts";
+import { captureAgain } from "./follow-schema.ts";
+import { setting } from "./migrations.ts";
+import type { SyncedTable } from "./schema.ts";
+import { announceUnseen, SchemaWatch, type SettleEvent } from "./schema-watch.ts";
 import { RowSettler } from "./settle-rows.ts";
 import { nameKey } from "./sql.ts";
 import type { Tombstones } from "./tombstones.ts";
 
-/** Something an operator should know about the capture of a table. */
-export interface SettleEvent {
-  readonly kind:
-    | "registered"
-    | "lost"
-    | "renamed"
-    | "rebuilt"
-    | "gap"
-    | "lift-refused"
-    | "flag-restored"
-    | "log-restarted";
-  readonly table: string;
-  readonly text: string;
-}
+export type { SettleEvent } from "./schema-watch.ts";
 
 export interface SettlerOptions {
   readonly db: Database;
@@ -72,8 +48,7 @@ export class Settler {
   readonly #position: Statement<unknown, [number]>;
   readonly #anyNote: Statement<unknown, []>;
   readonly #rows: RowSettler;
-  #selection: Selection;
-  #survey: Survey;
+  readonly #schema: SchemaWatch;
   #settledThrough: number;
   #seenData: number | undefined;
   #seenSchema: number | undefined;
@@ -81,17 +56,12 @@ export class Settler {
   /** What this transaction did that a rollback undoes. */
   #isDirty = false;
   #isRewritten = false;
-  /** Tables that are synced no more, as long as what they logged before is settled, by nameKey. */
-  #leaving: ReadonlyMap<string, SyncedTable> = new Map();
-  /** Tables whose entries since the last pass came from triggers of another shape or make. */
-  #recaptured: SyncedTable[] = [];
 
   /** The tables of ours must exist. `survey` is taken, and triggers are made, by the first pass. */
   constructor(options: SettlerOptions) {
     this.#db = options.db;
     this.#options = options;
-    this.#selection = options.selection;
-    this.#survey = { synced: new Map(), notSynced: [], notAsked: [], foreignKeys: false };
+    this.#schema = new SchemaWatch(options);
     this.#dataVersion = this.#db.prepare("PRAGMA data_version");
     this.#schemaVersion = this.#db.prepare("PRAGMA schema_version");
     this.#newest = this.#db.prepare("SELECT max(change_id) AS id FROM _changes");
@@ -114,7 +84,7 @@ export class Settler {
   }
 
   get survey(): Survey {
-    return this.#survey;
+    return this.#schema.survey;
   }
 
   get settledThrough(): number {
@@ -166,20 +136,22 @@ export class Settler {
 
   #settleAll(nowMs: number): void {
     this.#isDirty = true;
-    this.#recaptured = [];
     const isBroken = this.#restoreFlag();
     this.#renumberRestarted();
+    const from = this.#settledThrough;
     const schemaVersion = this.#schemaVersion.get()!.schema_version;
+    let leaving: ReadonlyMap<string, SyncedTable> = new Map();
+    let recaptured: readonly SyncedTable[] = [];
     if (schemaVersion !== this.#seenSchema) {
-      this.#followSchema(nowMs);
+      const found = this.#schema.follow({ nowMs, seenMs: this.#checkedMs, settledThrough: from });
+      ({ leaving, recaptured } = found);
+      if (found.isRewritten) this.#isRewritten = true;
       this.#seenSchema = this.#schemaVersion.get()!.schema_version;
     }
-    if (isBroken) for (const table of this.#survey.synced.values()) this.#announceAll(table);
-    const from = this.#settledThrough;
-    this.#pass(nowMs);
-    for (const table of this.#recaptured) captureAgain(this.#db, table, from);
-    this.#leaving = new Map();
-    this.#recaptured = [];
+    if (isBroken) for (const table of this.survey.synced.values()) announceUnseen(this.#db, table);
+    this.#pass(nowMs, leaving);
+    // Only now: until its versions were decided, an entry had to say what it wrote.
+    for (const table of recaptured) captureAgain(this.#db, table, from);
   }
 
   /**
@@ -259,123 +231,10 @@ export class Settler {
     });
   }
 
-  // ── Schema ──────────────────────────────────────────────────────────────────────────────────
-
-  #followSchema(nowMs: number): void {
-    const known = readKnown(this.#db);
-    this.#followTableRenames(known);
-    this.#selection = readSelection(this.#db) ?? this.#selection;
-    const next = survey(this.#db, this.#selection, new Set(known.keys()));
-    const isFirst = known.size === 0 && this.#checkedMs === 0;
-    for (const table of next.synced.values())
-      this.#followTable(table, known.get(table.key), isFirst, nowMs);
-    const lost = [...known].filter(([key]) => !next.synced.has(key));
-    this.#leaving = this.#stillSettled(lost.map(([key]) => key));
-    for (const [key, table] of lost) {
-      const why = next.notSynced.find((other) => nameKey(other.name) === key);
-      removeTriggers(this.#db, key);
-      this.#options.onEvent({
-        kind: "lost",
-        table: table.name,
-        text: why ? `${why.reason}. ${why.remedy}` : "it is not there any more",
-      });
-    }
-    writeKnown(this.#db, next.synced.values());
-    this.#survey = next;
-    this.#options.onSurvey(next);
-  }
-
-  /** Tables that do not qualify any more, but whose last entries can still get their versions. */
-  #stillSettled(keys: readonly string[]): ReadonlyMap<string, SyncedTable> {
-    const tables = readTables(this.#db);
-    const leaving = new Map<string, SyncedTable>();
-    for (const key of keys) {
-      const before = this.#survey.synced.get(key);
-      const now = tables.get(key);
-      const isSame = before && now && columnList(before.columns) === columnList(now.columns);
-      if (isSame) leaving.set(key, before);
-    }
-    return leaving;
-  }
-
-  #followTableRenames(known: Map<string, KnownTable>): void {
-    for (const { from, to } of followTableRenames(this.#db, known, this.#settledThrough)) {
-      this.#options.onEvent({
-        kind: "renamed",
-        table: to,
-        text: `it was called ${from} until now; peers know it by that name until they rename it, too`,
-      });
-    }
-  }
-
-  #followTable(
-    table: SyncedTable,
-    known: KnownTable | undefined,
-    isFirst: boolean,
-    nowMs: number,
-  ): void {
-    const state = triggerState(this.#db, table);
-    if (state === "fine") {
-      // `hook-sync alter` put everything right; bodies made before are not what the log says now.
-      if (this.#hasOtherColumns(table)) this.#isRewritten = true;
-      return;
-    }
-    const isCaptured = state === "outdated" || isCapturedByOthers(this.#db, table);
-    installTriggers(this.#db, table);
-    if (known === undefined) this.#register(table, isFirst, isCaptured);
-    else if (isCaptured) this.#rebuild(table, known);
-    else this.#closeGap(table, nowMs);
-  }
-
-  /** Rows that other nodes captured, and those of a file seen for the first time, are not announced. */
-  #register(table: SyncedTable, isFirst: boolean, isCaptured: boolean): void {
-    const isAnnounced = !isFirst && !isCaptured;
-    if (isAnnounced) this.#announceAll(table);
-    else this.#recaptured.push(table);
-    this.#options.onEvent({
-      kind: "registered",
-      table: table.name,
-      text: isAnnounced
-        ? "it is synced from now on; the rows in it are announced"
-        : "it is synced from now on",
-    });
-  }
-
-  #rebuild(table: SyncedTable, known: KnownTable): void {
-    if (renameColumns(this.#db, table, known.columns)) this.#isRewritten = true;
-    this.#recaptured.push(table);
-    this.#options.onEvent({
-      kind: "rebuilt",
-      table: table.name,
-      text: "its columns or keys changed, its triggers follow",
-    });
-  }
-
-  /** S3 */
-  #closeGap(table: SyncedTable, nowMs: number): void {
-    // Before the first look this is when the node that had the file was last known to run.
-    const sinceMs = this.#checkedMs > 0 ? this.#checkedMs : Number(setting(this.#db, "opened_at"));
-    this.#announceAll(table);
-    this.#options.onEvent({
-      kind: "gap",
-      table: table.name,
-      text: `its capture triggers were missing some time between ${new Date(sinceMs).toISOString()} and ${new Date(nowMs).toISOString()}; every row is announced, rows deleted meanwhile are not known`,
-    });
-  }
-
-  #hasOtherColumns(table: SyncedTable): boolean {
-    const before = this.#survey.synced.get(table.key);
-    return before !== undefined && columnList(before.columns) !== columnList(table.columns);
-  }
-
-  /** Done in slices by announce.ts, so that a large table does not hold the lock. */
-  #announceAll(table: SyncedTable): void {
-    setSetting(this.#db, `announce:${table.key}`, "");
-  }
-
   // ── Versions ────────────────────────────────────────────────────────────────────────────────
 
-  #pass(nowMs: number): void {
+  /** `leaving`: tables that are synced no more; what they logged before still gets its versions. */
+  #pass(nowMs: number, leaving: ReadonlyMap<string, SyncedTable> = new Map()): void {
     const through = this.#newest.get()!.id ?? 0;
     const from = Math.min(this.#settledThrough, through);
     const hasNotes = this.#anyNote.get() !== null;
@@ -383,7 +242,7 @@ export class Settler {
     this.#db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
     let isIrregular = false;
     for (const [key, names] of this.#namesInPass(from)) {
-      const table = this.#survey.synced.get(key) ?? this.#leaving.get(key);
+      const table = this.survey.synced.get(key) ?? leaving.get(key);
       if (table === undefined) continue;
       this.#spellAlike(table, names, from);
       if (this.#rows.settle(table, from, nowMs)) isIrregular = true;
@@ -391,7 +250,19 @@ export class Settler {
     if (hasNotes) this.#db.run("DELETE FROM _hooksync_noted");
     if (isIrregular) this.#putDeletesFirst(from);
     this.#db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
-    this.#moveTo(Math.max(this.#newest.get()!.id ?? 0, through));
+    const settled = Math.max(this.#newest.get()!.id ?? 0, through);
+    this.#keepNumbers(settled);
+    this.#moveTo(settled);
+  }
+
+  /**
+   * An INSERT OR FAIL that fails half-way leaves what it logged, but not the number it came to. Once
+   * that was pruned the number would be given out again, and lie below every watermark.
+   */
+  #keepNumbers(through: number): void {
+    this.#db
+      .query("UPDATE sqlite_sequence SET seq = ?1 WHERE name = '_changes' AND seq < ?1")
+      .run(through);
   }
 
   /** The tables that something was recorded of, by nameKey, as they are spelled there. */

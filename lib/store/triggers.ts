@@ -92,11 +92,9 @@ function logSql(
 ): string {
   const row = rowJsonSql(alias, table.columns);
   const id = `${alias}.${quoteName(table.id.name)}`;
-  return (
-    `  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n` +
-    `  SELECT '${op}', ${quoteText(table.name)}, ${id}, ${row}, ${was}` +
-    `${where === undefined ? "" : `\n  WHERE ${where}`};\n`
-  );
+  const values = `'${op}', ${quoteText(table.name)}, ${id}, ${row}, ${was}`;
+  const source = where === undefined ? `VALUES (${values})` : `SELECT ${values}\n  WHERE ${where}`;
+  return `  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n  ${source};\n`;
 }
 
 /** Rows whose id is NULL or a BLOB stay out of syncing. */

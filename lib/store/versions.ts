@@ -56,32 +56,46 @@ export function versionOf(stamp: Stamp): number {
 export function judgeVersion(history: RowHistory, nowMs: number): LiftVerdict {
   const { traces, stored, tombstone } = history;
   const aheadMs = nowMs + VERSION_AHEAD_MS_MAX;
-  const base = baseVersion(traces);
-  if (stored === undefined) {
-    return {
-      kind: "gone",
-      version: Math.max(base ?? 0, tombstone ?? 0, lastStamp(traces, aheadMs)),
-    };
-  }
-  const isNew = base === undefined;
+  const base = baseVersion(traces, stored);
   let floor = Math.max(base ?? -Infinity, tombstone ?? -Infinity);
   for (const trace of traces) {
     if (trace.kind !== "insert" && trace.was <= aheadMs) floor = Math.max(floor, trace.was);
   }
+  if (stored === undefined) {
+    return { kind: "gone", version: Math.max(0, floor, lastStamp(traces, aheadMs)) };
+  }
+  const isNew = base === undefined;
   if (stored !== "odd" && stored > floor && stored <= aheadMs) return { kind: "keep", isNew };
   return { kind: "lift", version: Math.max(nowMs, floor + 1), isNew };
 }
 
 /**
- * The version that stood there before: what the first trace, in the order of the log, replaced that
- * no entry of this pass wrote itself. (A trigger's own UPDATE may be logged before the statement that
- * fired it.) Undefined where nothing was replaced.
+ * The version that stood there before this pass; undefined where no row did. A stamp far ahead has to
+ * be gone beyond if it is this one, and must not be if it was only written in between. The order of
+ * the log does not tell: a trigger's own UPDATE may be logged before the statement that fired it.
+ * But each write takes up what another left, so what was taken up and never left was there before.
  */
-function baseVersion(traces: readonly Trace[]): number | undefined {
-  const written = new Set(traces.flatMap((trace) => ("wrote" in trace ? [trace.wrote] : [])));
-  const first =
-    traces.find((trace) => trace.kind === "insert" || !written.has(trace.was)) ?? traces[0];
-  return first === undefined || first.kind === "insert" ? undefined : first.was;
+function baseVersion(traces: readonly Trace[], stored: Stamp | undefined): number | undefined {
+  const [first] = traces;
+  // Noted before anything was logged of it: it was there, whatever was written after.
+  if (first?.kind === "note") return first.was;
+  const entries = traces.filter((trace) => trace.kind !== "note");
+  const left = new Map<number | undefined, number>();
+  for (const entry of entries) {
+    const wrote = entry.kind === "delete" ? undefined : entry.wrote;
+    left.set(wrote, (left.get(wrote) ?? 0) + 1);
+  }
+  const taken = entries.map((entry) => (entry.kind === "insert" ? undefined : entry.was));
+  const unmatched = taken.filter((was) => {
+    const count = left.get(was) ?? 0;
+    left.set(was, count - 1);
+    return count <= 0;
+  });
+  // What REPLACE threw out in between left nothing: a version that was there beats none.
+  if (unmatched.length > 0) return unmatched.find((was) => was !== undefined);
+  // It ended where it began.
+  if (stored !== undefined) return versionOf(stored);
+  return taken.includes(undefined) ? undefined : taken[0];
 }
 
 /** The stamp the row had when it went; 0 where that was far ahead. */

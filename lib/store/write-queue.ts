@@ -29,6 +29,16 @@ export interface WriteTransaction {
   logged(entries: number): void;
   /** Whether a write that can be continued in another transaction should leave the rest to it. */
   isLong(): boolean;
+  /** Runs once the writes of this mode have run: what several of them want done can be done at once. */
+  atEnd(run: () => void): void;
+}
+
+/** The result of a write that is carried out by what it gave to `atEnd`. */
+export class Later<T> {
+  readonly take: () => T;
+  constructor(take: () => T) {
+    this.take = take;
+  }
 }
 
 export interface WriteQueueOptions {
@@ -97,7 +107,11 @@ export class WriteQueue {
    * Runs `work` in a transaction, perhaps with others; resolves with its result after the commit.
    * With `patienceMs` it makes no transaction of its own before that time, but joins one that is made.
    */
-  run<T>(mode: WriteMode, work: (transaction: WriteTransaction) => T, patienceMs = 0): Promise<T> {
+  run<T>(
+    mode: WriteMode,
+    work: (transaction: WriteTransaction) => T | Later<T>,
+    patienceMs = 0,
+  ): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
     if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
@@ -206,6 +220,7 @@ export class WriteQueue {
       return { outcome: "done", tried: group };
     }
     const results: unknown[] = [];
+    const ends: (() => void)[] = [];
     let logged = 0;
     const nowMs = clock.nowMs();
     const beganMs = clock.monotonicMs();
@@ -215,6 +230,14 @@ export class WriteQueue {
         logged += entries;
       },
       isLong: () => clock.monotonicMs() - beganMs >= TRANSACTION_MS_MAX,
+      atEnd: (run) => {
+        ends.push(run);
+      },
+    };
+    const endMode = () => {
+      for (const run of ends.splice(0)) run();
+      finish(nowMs, logged, mode);
+      logged = 0;
     };
     let tried = 0;
     try {
@@ -222,14 +245,13 @@ export class WriteQueue {
       for (const job of group) {
         if (tried > 0 && transaction.isLong()) break;
         if (job.mode !== mode) {
-          finish(nowMs, logged, mode);
-          logged = 0;
+          endMode();
           mode = job.mode;
         }
         tried++;
         results.push(job.work(transaction));
       }
-      finish(nowMs, logged, mode);
+      endMode();
       this.#commit.run();
     } catch (error) {
       if (db.inTransaction) db.run("ROLLBACK");
@@ -241,7 +263,10 @@ export class WriteQueue {
       return { outcome: "done", tried: group };
     }
     committed();
-    for (let i = 0; i < tried; i++) group[i]!.resolve(results[i] as never);
+    for (let i = 0; i < tried; i++) {
+      const result = results[i];
+      group[i]!.resolve((result instanceof Later ? result.take() : result) as never);
+    }
     return { outcome: "done", tried: group.slice(0, tried) };
   }
 }

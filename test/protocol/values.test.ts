@@ -1,5 +1,5 @@
 import { Database } from "bun:sqlite";
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import {
   compareReduced,
   compareRichness,
@@ -13,6 +13,9 @@ import {
 import { rowJsonSql } from "../../lib/store/row-json.ts";
 import { randomValue, throughFloat64Node } from "../support/random-values.ts";
 import { forSeeds, type Seeded } from "../support/seeded.ts";
+
+// Generous: the machine may be busy with other tests.
+setDefaultTimeout(60_000);
 
 const INT64_MAX = 2n ** 63n - 1n;
 

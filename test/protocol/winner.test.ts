@@ -1,4 +1,4 @@
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { sameValue, type Value } from "../../lib/protocol/values.ts";
 import {
   type ColumnNote,
@@ -12,6 +12,9 @@ import {
 } from "../../lib/protocol/winner.ts";
 import { randomValue, throughFloat64Node } from "../support/random-values.ts";
 import { forSeeds, permutations, type Seeded } from "../support/seeded.ts";
+
+// Generous: the machine may be busy with other tests.
+setDefaultTimeout(60_000);
 
 const integer = (value: number): Value => ({ kind: "integer", value: BigInt(value) });
 const content = (cells: Record<string, Value | number>): Content =>
@@ -39,7 +42,9 @@ function born(columns: readonly string[], change: Incoming): Held {
     if (!change.cells.has(name)) notes.set(name, { version: VERSION_NEVER, value: NULL });
   }
   for (const [name, value] of change.cells) {
-    if (!cells.has(name)) notes.set(name, { version: change.version, value });
+    if (!cells.has(name)) {
+      notes.set(name, { version: change.version, value, source: change.cells, isOwn: true });
+    }
   }
   return { version: change.version, cells, notes };
 }
@@ -166,7 +171,7 @@ describe("columns that not every node has", () => {
     const held = arrive(["a"], [withC]);
     expect([...held.notes.keys()]).toEqual(["c"]);
     const next = absorb(held, { version: 8, cells: content({ a: 3, c: 9 }) }).held;
-    expect(next.notes.get("c")).toEqual({ version: 8, value: integer(9) });
+    expect(next.notes.get("c")).toMatchObject({ version: 8, value: integer(9), isOwn: true });
   });
 
   test("of a tie, the lower change keeps only the columns that the higher one lacks", () => {

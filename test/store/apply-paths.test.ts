@@ -2,11 +2,14 @@
  * The chunk path against the row path: the same changes as one batch and one by one must leave the same
  * rows, tombstones, notes, log and parked changes, and count the same.
  */
-import { afterAll, expect, test } from "bun:test";
+import { afterAll, expect, setDefaultTimeout, test } from "bun:test";
 import { formatValue, type Value } from "../../lib/protocol/values.ts";
 import { randomValue } from "../support/random-values.ts";
 import { OURS, removeNodeFiles, T, TestNode, VirtualTime } from "../support/receive-fixture.ts";
 import { forSeeds, type Seeded } from "../support/seeded.ts";
+
+// Generous: the machine may be busy with other tests.
+setDefaultTimeout(60_000);
 
 afterAll(removeNodeFiles);
 
@@ -148,48 +151,39 @@ test.each([
   ["ours, no foreign peer heard", true, false],
   ["ours, a foreign peer heard before", true, true],
   ["foreign", false, true],
-])(
-  "one batch or one by one: %s",
-  async (_, isOurs, isActive) => {
-    await forSeeds(10, async (random) => {
-      const time = new VirtualTime();
-      const nodes = [
-        new TestNode({ schema: SCHEMA, time }),
-        new TestNode({ schema: SCHEMA, time }),
-      ];
-      const [chunked, single] = nodes as [TestNode, TestNode];
-      for (const node of nodes) {
-        if (isActive) await node.sync([], { identity: null, from: "go" });
-        // As an application left them before the node was there.
-        node.db.run("UPDATE _meta SET value = 1");
-        for (const [i, stamp] of ["NULL", "'x'", "1.5", "7"].entries()) {
-          node.db.run(
-            `INSERT INTO items(id, name, updated_at) VALUES ('row ${i}', 'own', ${stamp})`,
-          );
-        }
-        node.db.run("UPDATE _meta SET value = 0");
-        await node.write(
-          "INSERT INTO items(id, name, updated_at) VALUES ('row 4', 'own', 5), ('row 5', 'own', 6)",
-        );
+])("one batch or one by one: %s", async (_, isOurs, isActive) => {
+  await forSeeds(10, async (random) => {
+    const time = new VirtualTime();
+    const nodes = [new TestNode({ schema: SCHEMA, time }), new TestNode({ schema: SCHEMA, time })];
+    const [chunked, single] = nodes as [TestNode, TestNode];
+    for (const node of nodes) {
+      if (isActive) await node.sync([], { identity: null, from: "go" });
+      // As an application left them before the node was there.
+      node.db.run("UPDATE _meta SET value = 1");
+      for (const [i, stamp] of ["NULL", "'x'", "1.5", "7"].entries()) {
+        node.db.run(`INSERT INTO items(id, name, updated_at) VALUES ('row ${i}', 'own', ${stamp})`);
       }
-      const style = randomStyle(random);
-      const send = { identity: isOurs ? OURS : null, from: "a" };
-      for (let round = 0; round < 4; round++) {
-        const changes = Array.from({ length: random.pick([20, 60, 150]) }, () =>
-          writeChange(random, style),
-        );
-        if (random.chance(0.3)) changes.push(...changes.slice(0, 30));
-        // Of what a foreign node writes twice at one stamp in one batch, the last counts.
-        if (!isOurs) dropRepeats(changes);
-        const together = await chunked.sync(changes, send);
-        let apart = 0;
-        for (const change of changes) apart += await single.sync([change], send);
-        expect(together).toBe(apart);
-        expect(withoutOrder(everything(chunked))).toEqual(withoutOrder(everything(single)));
-        time.pass(random.pick([0, 500, 2_000]));
-      }
-      for (const node of nodes) await node.close();
-    });
-  },
-  600_000,
-);
+      node.db.run("UPDATE _meta SET value = 0");
+      await node.write(
+        "INSERT INTO items(id, name, updated_at) VALUES ('row 4', 'own', 5), ('row 5', 'own', 6)",
+      );
+    }
+    const style = randomStyle(random);
+    const send = { identity: isOurs ? OURS : null, from: "a" };
+    for (let round = 0; round < 4; round++) {
+      const changes = Array.from({ length: random.pick([20, 60, 150]) }, () =>
+        writeChange(random, style),
+      );
+      if (random.chance(0.3)) changes.push(...changes.slice(0, 30));
+      // Of what a foreign node writes twice at one stamp in one batch, the last counts.
+      if (!isOurs) dropRepeats(changes);
+      const together = await chunked.sync(changes, send);
+      let apart = 0;
+      for (const change of changes) apart += await single.sync([change], send);
+      expect(together).toBe(apart);
+      expect(withoutOrder(everything(chunked))).toEqual(withoutOrder(everything(single)));
+      time.pass(random.pick([0, 500, 2_000]));
+    }
+    for (const node of nodes) await node.close();
+  });
+});

@@ -15,10 +15,10 @@ test("an INSERT of many rows stays within the parameters that every SQLite takes
   const statements = new RowStatements(store.db, table);
   const { shape } = statements.reader.newRow(Object.fromEntries(names.map((name) => [name, 1])));
   expect(readShape(table, shape).length).toBe(490);
-  const parameters = statements.rowsPerInsert(shape) * (names.length + 2);
+  const parameters = statements.rowsPerInsert(shape, 1_000) * (names.length + 2);
   expect(parameters).toBeGreaterThan(names.length + 2);
   expect(parameters).toBeLessThanOrEqual(PARAMETERS_OF_SQLITE);
-  expect(statements.rowsPerInsert(statements.reader.newRow({ c0: 1 }).shape)).toBe(100);
+  expect(statements.rowsPerInsert(statements.reader.newRow({ c0: 1 }).shape, 1_000)).toBe(100);
   statements.finalize();
   store.close();
 });

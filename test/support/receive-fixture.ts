@@ -3,7 +3,7 @@
  * clock and timers are the test's own. What one node captured reaches another as the bytes that the
  * shipper would send.
  */
-import type { Database } from "bun:sqlite";
+import { Database } from "bun:sqlite";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,9 +11,7 @@ import type { Cancel, Clock, Timers } from "../../lib/base/clock.ts";
 import type { Identity } from "../../lib/protocol/identity.ts";
 import { LogBatchSource } from "../../lib/shipper/batch.ts";
 import type { AskedTables } from "../../lib/store/adopt.ts";
-import type { ApplyEvent } from "../../lib/store/apply.ts";
 import { Receiver, type SyncAnswer } from "../../lib/store/receive.ts";
-import type { SettleEvent } from "../../lib/store/settle.ts";
 import { Store, type StoreOptions } from "../../lib/store/store.ts";
 import { Seeded } from "./seeded.ts";
 
@@ -59,7 +57,7 @@ export class VirtualTime implements Clock, Timers {
 
 export interface NodeOptions {
   readonly schema?: string;
-  readonly tables?: AskedTables;
+  readonly tables?: AskedTables | "found";
   readonly time?: VirtualTime;
   readonly timers?: Timers;
   readonly parkedBytesMax?: number;
@@ -112,6 +110,7 @@ export class TestNode {
   commits = 0;
   readonly #source: LogBatchSource;
   #batchId = 0;
+  #app: Database | undefined;
 
   constructor(options: NodeOptions = {}) {
     this.time = options.time ?? new VirtualTime();
@@ -120,7 +119,7 @@ export class TestNode {
     const storeOptions: StoreOptions = {
       path: this.path,
       nodeId: options.id ?? "node-b",
-      asked: options.tables ?? "*",
+      asked: options.tables === "found" ? undefined : (options.tables ?? "*"),
       schemaSql: options.schema ?? ITEMS_SQL,
       synchronous: "normal",
       parkedBytesMax: options.parkedBytesMax ?? 1024 ** 3,
@@ -165,9 +164,15 @@ export class TestNode {
     return answer.applied;
   }
 
-  /** Writes of an application in another program, as far as SQLite can tell; settled at once. */
+  /** Another program's connection to the file. */
+  get app(): Database {
+    this.#app ??= new Database(this.path);
+    return this.#app;
+  }
+
+  /** Writes of another program, settled at once. */
   async write(sql: string): Promise<void> {
-    this.db.run(sql);
+    this.app.run(sql);
     await this.store.queue.run("local", () => undefined);
   }
 
@@ -249,6 +254,7 @@ export class TestNode {
 
   async close(): Promise<void> {
     this.#source.close();
+    this.#app?.close();
     await this.store.close();
   }
 }

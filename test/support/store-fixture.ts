@@ -11,7 +11,7 @@ import { Repository } from "../../lib/store/repository.ts";
 import type { SyncedTable } from "../../lib/store/schema.ts";
 import { nameKey } from "../../lib/store/sql.ts";
 import { Tombstones } from "../../lib/store/tombstones.ts";
-import { WriteQueue, type WriteTransaction } from "../../lib/store/write-queue.ts";
+import { type Later, WriteQueue, type WriteTransaction } from "../../lib/store/write-queue.ts";
 
 export const ITEMS_SQL =
   "CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, value INTEGER, created_at INTEGER, updated_at INTEGER, node_id TEXT)";
@@ -96,7 +96,7 @@ export class StoreFixture {
     for (const table of this.#tables) installTriggers(this.db, table);
   }
 
-  write<T>(work: (transaction: WriteTransaction) => T): Promise<T> {
+  write<T>(work: (transaction: WriteTransaction) => T | Later<T>): Promise<T> {
     return this.queue.run("local", work);
   }
 
