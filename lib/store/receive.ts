@@ -42,6 +42,8 @@ const SLICE_CHANGES = 500;
 /** Bodies held at once; above it a sender is asked to come back, instead of filling the memory. */
 const BODIES_BYTES_MAX = 256 * 1024 * 1024;
 const BODIES_MAX = 64;
+/** Of what a sender calls itself; it is kept with every change of it that is parked. */
+const NAME_LENGTH_MAX = 256;
 
 export class Receiver {
   readonly #store: Store;
@@ -141,16 +143,22 @@ export class Receiver {
   }
 
   #sender(request: SyncRequest, batch: ReceivedBatch): Sender {
-    const name = request.nodeId ?? request.nodeUrl ?? "a node without a name";
+    const name = (request.nodeId ?? request.nodeUrl ?? "a node without a name").slice(
+      0,
+      NAME_LENGTH_MAX,
+    );
     const isOurs = request.identity !== undefined;
     const isThroughHub = !isOurs && request.nodeUrl !== undefined;
-    const own: Origin = { name: isOurs ? request.identity!.db : `${name}`, isForeign: !isOurs };
+    const { openedMs } = this.#store;
+    const own: Origin = { name: isOurs ? request.identity!.db : name, isForeign: !isOurs };
     return {
       name,
       isOurs,
       superseded: isOurs || isThroughHub ? NOTHING_SUPERSEDED : supersededIn(batch.changes),
       originOf: () =>
-        isThroughHub ? { name: `hub ${name} ${this.#hubChanges++}`, isForeign: true } : own,
+        isThroughHub
+          ? { name: `hub ${name} ${openedMs}.${this.#hubChanges++}`, isForeign: true }
+          : own,
     };
   }
 }

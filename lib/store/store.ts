@@ -98,6 +98,8 @@ export class Store {
   readonly log: ChangeLog;
   readonly filler: Filler;
   dbId: string;
+  /** When this process opened the file (wall clock). */
+  readonly openedMs: number;
   /** Rows that got version 0 at adoption, by table. */
   readonly zeroed: ReadonlyMap<string, number>;
   readonly #options: StoreOptions;
@@ -144,6 +146,7 @@ export class Store {
     const selection = prepareFile(db, options);
     this.#refuseForgotten();
     this.dbId = this.#identify(random);
+    this.openedMs = clock.nowMs();
     this.#tombstones = new Tombstones(db);
     this.#columnNotes = new ColumnNotes(db);
     this.deadLetters = new DeadLetters(db, options.parkedBytesMax);
