@@ -51,7 +51,8 @@ export const bench: Bench = {
           await Bun.sleep(2);
         }
         return {
-          startMs: node.startMs,
+          listenMs: node.listenMs,
+          readyMs: node.readyMs,
           healthP50Ms: quantile(healthMs, 0.5),
           healthMaxMs: Math.max(...healthMs),
         };
@@ -59,8 +60,14 @@ export const bench: Bench = {
     });
     return [
       within({
-        what: `from the start of the process until /health answers, ${rows / 1_000_000} million rows`,
-        measured: median(ours.map((run) => run.startMs)),
+        what: `from the start of the process until it listens, ${rows / 1_000_000} million rows`,
+        measured: median(ours.map((run) => run.listenMs)),
+        limit: LISTEN_MS_MAX,
+        unit: "ms",
+      }),
+      within({
+        what: "and until /health says that all is well",
+        measured: median(ours.map((run) => run.readyMs)),
         limit: LISTEN_MS_MAX,
         unit: "ms",
       }),

@@ -306,6 +306,7 @@ class Node implements RunningNode {
       this.#reasons.delete("file");
       await this.#mesh!.look();
       await this.#verifier!.look();
+      this.#counter!.advance(this.#currentTables());
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
         this.#reasons.set("file", describeError(error));

@@ -74,8 +74,9 @@ export class BenchNode implements AsyncDisposable {
   readonly make: Make;
   readonly port: number;
   readonly dbPath: string;
-  /** From the start of the process until it answered. */
-  readonly startMs: number;
+  /** From the start of the process until it answered at all, and until /health said all is well. */
+  readonly listenMs: number;
+  readonly readyMs: number;
   readonly #child: Bun.Subprocess;
   #reader: Database | undefined;
 
@@ -83,13 +84,15 @@ export class BenchNode implements AsyncDisposable {
     make: Make,
     port: number,
     dbPath: string,
-    startMs: number,
+    listenMs: number,
+    readyMs: number,
     child: Bun.Subprocess,
   ) {
     this.make = make;
     this.port = port;
     this.dbPath = dbPath;
-    this.startMs = startMs;
+    this.listenMs = listenMs;
+    this.readyMs = readyMs;
     this.#child = child;
   }
 
@@ -112,19 +115,18 @@ export class BenchNode implements AsyncDisposable {
     const beganMs = performance.now();
     const child = spawnOwn([...command, ...flags, ...(options.flags ?? [])], "ignore", log);
     const url = `http://127.0.0.1:${port}`;
+    let listenMs: number | undefined;
     for (;;) {
       if (child.exitCode !== null || performance.now() - beganMs > START_MS_MAX) {
         child.kill("SIGKILL");
         throw new Error(`${id} did not start: ${readFileSync(log, "utf8").slice(-2_000)}`);
       }
-      const isUp = await fetch(`${url}/health`).then(
-        (response) => response.ok,
-        () => false,
-      );
-      if (isUp) break;
+      const response = await fetch(`${url}/health`).catch(() => undefined);
+      if (response !== undefined) listenMs ??= performance.now() - beganMs;
+      if (response?.ok) break;
       await Bun.sleep(1);
     }
-    return new BenchNode(make, port, dbPath, performance.now() - beganMs, child);
+    return new BenchNode(make, port, dbPath, listenMs!, performance.now() - beganMs, child);
   }
 
   get url(): string {

@@ -228,7 +228,7 @@ export class NewestRows {
 }
 
 /** A name by which SQLite knows the rowid and that no column has taken. */
-function rowidName(table: SyncedTable): string | undefined {
+export function rowidName(table: SyncedTable): string | undefined {
   const isTaken = (name: string) => table.columnByKey.has(name) || table.generated.has(name);
   return ["_rowid_", "rowid", "oid"].find((name) => !isTaken(nameKey(name)));
 }
