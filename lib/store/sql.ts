@@ -86,18 +86,18 @@ export interface TriggerParts {
   readonly begin: number;
 }
 
-/** `begin` may also be a name, and so may most words before it: what follows tells. */
+/** `begin` may also be a name, as most words before it: what follows tells. */
 export function triggerParts(triggerSql: string): TriggerParts {
   const tokens = tokenize(triggerSql);
-  const begin = tokens.findIndex((token, i) => {
-    const opens = isWord(token, "BEGIN") && tokens[i - 1]?.value !== ".";
-    return opens && STATEMENT_WORDS.some((word) => isWord(tokens[i + 1], word));
-  });
+  const begin = tokens.findIndex(
+    (token, i) =>
+      isWord(token, "BEGIN") && STATEMENT_WORDS.some((word) => isWord(tokens[i + 1], word)),
+  );
   const when = tokens.findIndex((token, i) => i < begin && isWord(token, "WHEN"));
   return { tokens, when: when < 0 ? undefined : when, begin };
 }
 
-const STATEMENT_WORDS = ["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"];
+const STATEMENT_WORDS = ["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE"];
 
 /**
  * The tables that a trigger's body writes, as `nameKey`s. Reads `INSERT|REPLACE INTO t`,

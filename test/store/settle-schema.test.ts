@@ -106,6 +106,19 @@ describe.each(WAYS)("%s", (how) => {
     await expectCapture(file);
   });
 
+  test("a row thrown out before its column was renamed is deleted under the new name", async () => {
+    await using file = await opened(`${NOTES}; CREATE UNIQUE INDEX u ON notes(body)`);
+    await change(
+      file,
+      how,
+      `BEGIN; INSERT OR REPLACE INTO notes(id, body, updated_at) VALUES('c', x'00ff', ${T});
+       ALTER TABLE notes RENAME COLUMN n TO amount; COMMIT`,
+    );
+    expect(file.log()).toEqual(["DELETE a", "INSERT c"]);
+    expect(Object.keys(row(file, "a")).sort()).toEqual(["amount", "body", "id", "updated_at"]);
+    expect(file.entries()[0]?.row_data).toContain('"amount":9.0e+999');
+  });
+
   test("columns that swap their names keep their values", async () => {
     await using file = await opened();
     file.write("UPDATE notes SET body = 'B', n = 5 WHERE id = 'a'");

@@ -107,6 +107,41 @@ test("rows thrown out by REPLACE become deletes, before what took their place", 
   expect(tombstone(file, "a")).toBe(T);
 });
 
+test("a row that was written and then thrown out is deleted as it last was", async () => {
+  await using file = await opened();
+  file.write(`INSERT INTO notes(id, mail, n, updated_at) VALUES('a', 'm', 1, ${T})`);
+  await file.settle();
+  const settled = file.store.settledThrough;
+  file.write(`INSERT OR IGNORE INTO notes(id, mail) VALUES('x', 'm');
+    UPDATE notes SET n = 2, updated_at = ${T + 1} WHERE id = 'a';
+    INSERT OR REPLACE INTO notes(id, mail, updated_at) VALUES('b', 'm', ${T})`);
+  await file.settle();
+  expect(file.log(settled)).toEqual(["DELETE a", "INSERT b"]);
+  const deleted = JSON.parse(file.entries(settled)[0]!.row_data);
+  expect(deleted).toEqual({ id: "a", mail: "m", n: 2, updated_at: T + 1 });
+});
+
+test("the same where a trigger's own write was logged before the one that fired it", async () => {
+  await using file = await opened(
+    `${NOTES}; CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER); INSERT INTO _meta VALUES('syncing', 0);
+     INSERT INTO notes VALUES('a', 'm', 1, ${T})`,
+  );
+  // Of two triggers the younger is the first to run.
+  file.write(`CREATE TRIGGER touch AFTER UPDATE OF mail ON notes WHEN (SELECT value FROM _meta WHERE key = 'syncing') = 0
+    BEGIN UPDATE notes SET n = 'touched', updated_at = ${T + 2} WHERE id = NEW.id; END`);
+  file.write(`BEGIN; UPDATE notes SET mail = 'q', updated_at = ${T + 1};
+    INSERT OR REPLACE INTO notes(id, mail, updated_at) VALUES('b', 'q', ${T}); COMMIT`);
+  expect(file.entries().map(({ row_data }) => JSON.parse(row_data).n)).toEqual([
+    "touched",
+    1,
+    null,
+  ]);
+  await file.settle();
+  expect(file.log()).toEqual(["DELETE a", "INSERT b"]);
+  const deleted = JSON.parse(file.entries()[0]!.row_data);
+  expect(deleted).toEqual({ id: "a", mail: "q", n: "touched", updated_at: T + 2 });
+});
+
 test("a DELETE is put before a row that takes its unique value, and rows keep their order", async () => {
   await using file = await opened();
   file.write(`INSERT INTO notes(id, mail, updated_at) VALUES('a', 'm', ${T}), ('b', 'q', ${T})`);

@@ -262,6 +262,12 @@ const CASES: readonly (readonly [what: string, sql: string, log: string[], notes
   ["an id set to NULL", "UPDATE t SET id = NULL WHERE id = 'a'", ["DELETE a 5"], []],
   ["a savepoint undone", "SAVEPOINT s; DELETE FROM t; ROLLBACK TO s; RELEASE s", [], []],
   ["a transaction undone", "BEGIN; INSERT INTO t(id) VALUES('x'); ROLLBACK", [], []],
+  [
+    "a REPLACE of a row that stays out",
+    "INSERT INTO t VALUES(x'00', 'bm', 1); REPLACE INTO t VALUES('x', 'bm', 1)",
+    ["INSERT x -"],
+    [],
+  ],
 ];
 
 describe.each([0, 1])("program %p", (which) => {
@@ -451,6 +457,16 @@ describe.each([0, 1])("program %p", (which) => {
       ["UPDATE OR REPLACE t SET gone = 0 WHERE id = 'b'"],
     );
     expect(log).toEqual(["UPDATE b 6"]);
+    expect(notes).toEqual(["a 5 with content"]);
+  });
+
+  here("notes a row that an UPDATE of what a key is made of would throw out", async (program) => {
+    const { notes } = await record(
+      program,
+      `CREATE TABLE t(id TEXT PRIMARY KEY, mail TEXT, low TEXT AS (lower(mail)) UNIQUE, updated_at INTEGER);
+       INSERT INTO t(id, mail, updated_at) VALUES('a', 'x', 5), ('b', 'y', 6)`,
+      ["UPDATE OR REPLACE t SET mail = 'X' WHERE id = 'b'"],
+    );
     expect(notes).toEqual(["a 5 with content"]);
   });
 

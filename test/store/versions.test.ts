@@ -88,6 +88,12 @@ test.each<[string, Trace[], Stamp, LiftVerdict]>([
     7,
     lifted(FAR + 1, false),
   ],
+  [
+    "thrown out and made again, logged before what it did to itself",
+    [insert(5), update(9, 7)],
+    5,
+    lifted(NOW, false),
+  ],
 ])("several statements, %s", (_, traces, stored, expected) => {
   expect(judge(traces, stored)).toEqual(expected);
 });
