@@ -166,6 +166,24 @@ function renameColumnNotes(db: Database, table: SyncedTable, from: string, to: s
     to,
   );
   db.prepare("DELETE FROM _hooksync_columns WHERE tbl = ? AND col = ?").run(table.key, from);
+  const renamed = new Set([...readRenamed(db, table), to]);
+  setSetting(db, renamedKey(table), JSON.stringify([...renamed]));
+}
+
+function renamedKey(table: SyncedTable): string {
+  return `renamed-columns:${table.key}`;
+}
+
+function readRenamed(db: Database, table: SyncedTable): string[] {
+  const text = setting(db, renamedKey(table));
+  return typeof text === "string" ? (JSON.parse(text) as string[]) : [];
+}
+
+/** Keys of columns that were renamed since the last call: what is noted for them is to be written. */
+export function takeRenamed(db: Database, table: SyncedTable): string[] {
+  const renamed = readRenamed(db, table);
+  if (renamed.length > 0) dropSetting(db, renamedKey(table));
+  return renamed;
 }
 
 /** Entries logged by triggers of another shape or make: the row as it is now replaces what they captured. */

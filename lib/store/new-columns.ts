@@ -5,6 +5,7 @@
  */
 import { formatValue, type Value } from "../protocol/values.ts";
 import type { ApplyParts } from "./apply-parts.ts";
+import { takeRenamed } from "./follow-schema.ts";
 import { integer } from "./log-row.ts";
 import { isRowFault } from "./row-fault.ts";
 import type { Column, SyncedTable } from "./schema.ts";
@@ -19,6 +20,7 @@ export function followNewColumns(parts: Parts, table: SyncedTable, nowMs: number
   for (const key of before) {
     if (!table.columnByKey.has(key)) columnNotes.columnDropped(table.key, key);
   }
+  fillRenamed(parts, table, nowMs);
   if (added.length === 0) return;
   const isFirstLook = before.size === 0;
   const highest = isFirstLook ? undefined : highestVersion(parts, table);
@@ -26,6 +28,19 @@ export function followNewColumns(parts: Parts, table: SyncedTable, nowMs: number
     columnNotes.rememberColumn(table.key, column.key, highest);
     if (isFirstLook) continue;
     for (const waiting of columnNotes.waitingFor(table.key, column.key)) {
+      fill(parts, table, column, waiting, nowMs);
+    }
+  }
+}
+
+/** A column has a name under which peers had sent newer values than it held under its old one. */
+function fillRenamed(parts: Parts, table: SyncedTable, nowMs: number): void {
+  const { db, columnNotes } = parts;
+  for (const key of takeRenamed(db, table)) {
+    const column = table.columnByKey.get(key);
+    if (column === undefined) continue;
+    columnNotes.forget();
+    for (const waiting of columnNotes.waitingFor(table.key, key)) {
       fill(parts, table, column, waiting, nowMs);
     }
   }
