@@ -47,6 +47,9 @@ export interface MeshOptions {
 const MOVES_PAUSE_MS = 10;
 /** The size of the log, the quiet of foreign peers and old deletes are looked at more often than peers. */
 const LOOKS_PER_HEALTH = 2;
+/** Between two fills of one peer; doubled each time up to the other, and forgotten after that. */
+const FILL_PAUSE_MS = 5_000;
+const FILL_PAUSE_MS_MAX = 3_600_000;
 /** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
 const JOIN_PAUSE_MS = 2_000;
 const JOIN_PAUSE_MS_MAX = 60_000;
@@ -69,6 +72,8 @@ export class Mesh implements Membership {
   readonly #warnings = new Map<string, string>();
   /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
   readonly #judgedMarks = new Map<string, string>();
+  /** When each peer's last fill began, and how long the next one waits at least. */
+  readonly #fills = new Map<string, { atMs: number; pauseMs: number }>();
   #shipper: ShipperHandle | undefined;
   #moves: Moved[] = [];
   #isPersisting = false;
@@ -302,12 +307,30 @@ export class Mesh implements Membership {
     }
   }
 
+  /**
+   * A peer that needs everything again and again is several nodes behind one address, or answers with
+   * another's mark: each fill waits longer than the one before, and that is said.
+   */
   async #fill(url: string, reason: string): Promise<void> {
-    this.#options.log.info("filling a peer: it gets every row and every delete", {
+    const { clock, store, log } = this.#options;
+    const nowMs = clock.monotonicMs();
+    const last = this.#fills.get(url);
+    if (last !== undefined && nowMs - last.atMs < last.pauseMs) {
+      const text = `${url} keeps asking for everything (${reason}): is it several nodes behind one address? It is filled again after a pause`;
+      if (!this.#warnings.has(`fills ${url}`)) log.warn(text);
+      this.#warnings.set(`fills ${url}`, text);
+      await store.wantFill(url, reason);
+      return;
+    }
+    const wasLongAgo = last === undefined || nowMs - last.atMs > FILL_PAUSE_MS_MAX;
+    const pauseMs = wasLongAgo ? FILL_PAUSE_MS : Math.min(FILL_PAUSE_MS_MAX, last.pauseMs * 2);
+    this.#fills.set(url, { atMs: nowMs, pauseMs });
+    if (wasLongAgo) this.#warnings.delete(`fills ${url}`);
+    log.info("filling a peer: it gets every row and every delete", {
       peer: url,
       reason,
     });
-    await this.#options.store.fill(url, reason);
+    await store.fill(url, reason);
   }
 
   // ── From time to time ───────────────────────────────────────────────────────────────────────
@@ -420,6 +443,7 @@ export class Mesh implements Membership {
 
   async fill(url: string): Promise<boolean> {
     if (!this.#urls().includes(url)) return false;
+    this.#fills.delete(url);
     await this.#fill(url, "somebody asked for it");
     return true;
   }

@@ -356,7 +356,10 @@ class Node implements RunningNode {
   #reportError(error: unknown, request: { method: string; path: string }): void {
     const { log } = this.#options;
     if (error instanceof HookSyncError && error.code === "busy") return;
-    if (error instanceof HookSyncError && error.code === "disk-full")
+    if (
+      error instanceof HookSyncError &&
+      (error.code === "disk-full" || error.code === "store-failed")
+    )
       this.#reasons.set("disk", error.message);
     log.error(describeError(error), {
       ...request,

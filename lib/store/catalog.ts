@@ -198,6 +198,17 @@ export function writeKnownTables(db: Database, known: Iterable<KnownTable>): voi
   setSetting(db, "known", JSON.stringify([...known]));
 }
 
+/** The text of our trigger that captures inserts, or nothing. */
+export function captureTriggerSql(db: Database, table: SyncedTable): string {
+  const own = readTriggers(db).find(
+    (trigger) =>
+      nameKey(trigger.tbl_name) === table.key &&
+      trigger.sql.includes(TRIGGER_MARK) &&
+      trigger.name.toLowerCase().endsWith("_ai"),
+  );
+  return own?.sql ?? "";
+}
+
 interface TriggerRow {
   readonly name: string;
   readonly tbl_name: string;

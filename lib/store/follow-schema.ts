@@ -4,7 +4,13 @@
  * program did it, and by `hook-sync alter`. Everything runs inside the caller's transaction.
  */
 import type { Database } from "bun:sqlite";
-import { type KnownTable, readSelection, renamedTo, writeSelection } from "./catalog.ts";
+import {
+  captureTriggerSql,
+  type KnownTable,
+  readSelection,
+  renamedTo,
+  writeSelection,
+} from "./catalog.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { jsonPath, rowJsonSql } from "./row-json.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
@@ -128,6 +134,28 @@ export function renameColumns(
     for (const [i, { to }] of renames.entries()) renameColumn(db, table, `${PASSING_NAME}${i}`, to);
   }
   return renames.length > 0;
+}
+
+/**
+ * Whether columns that differ by position were renamed by ALTER TABLE, which rewrites the names in our
+ * trigger and leaves the JSON keys in it. Anything else (a table made anew with other columns, or with the
+ * same ones in another order) must not be taken for a rename: values would leave under wrong names.
+ */
+export function areRenamesProven(
+  db: Database,
+  table: SyncedTable,
+  before: readonly string[],
+): boolean {
+  const columns = table.columns.map((column) => column.name);
+  const renames = before
+    .map((from, i) => ({ from, to: columns[i] }))
+    .filter(({ from, to }) => from !== to);
+  if (renames.length === 0) return true;
+  const trigger = captureTriggerSql(db, table);
+  return renames.every(({ from, to }) => {
+    const rewritten = `${quoteText(from)}, CASE typeof(NEW.${quoteName(to ?? "")})`;
+    return to !== undefined && trigger.includes(rewritten);
+  });
 }
 
 /** Where columns take over each other's names, all leave their own before any gets its new one. */

@@ -125,6 +125,14 @@ export function readChange(
     return park("malformed", `id is ${describe(id)}; expected a text that is not empty`);
   }
   if (!id.isWellFormed()) return park("malformed", "the id holds half a surrogate pair");
+  const ownName = members.find(({ key }) => key === table.id.key)?.name;
+  const bytes = [
+    ...(namesOf(member(whole, "blobs")) ?? []),
+    ...(namesOf(member(whole, "texts")) ?? []),
+  ];
+  if (ownName !== undefined && bytes.includes(ownName)) {
+    return park("malformed", "the id is no UTF-8 text; rows are told apart by text");
+  }
   if (isDelete && (row === null || row === undefined)) {
     return { kind: "delete", table, id, version: undefined, cells: new Map() };
   }

@@ -18,7 +18,12 @@ import {
   wasSurveyed,
   writeKnown,
 } from "./catalog.ts";
-import { followTableRenames, renameColumns, returnedAs } from "./follow-schema.ts";
+import {
+  areRenamesProven,
+  followTableRenames,
+  renameColumns,
+  returnedAs,
+} from "./follow-schema.ts";
 import { setSetting, setting } from "./migrations.ts";
 import { columnList, readTables, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
@@ -186,10 +191,13 @@ export class SchemaWatch {
     moment: Moment,
   ): void {
     const state = triggerState(this.#db, table);
-    // Made anew with our triggers copied over: the copying itself was not captured.
-    if (known !== undefined && this.#roots.isOther(table)) {
+    const isOther =
+      known !== undefined &&
+      (this.#roots.isOther(table) ||
+        (state === "outdated" && !areRenamesProven(this.#db, table, known.columns)));
+    // Made anew, perhaps with our triggers copied over: the copying itself was not captured.
+    if (isOther) {
       installTriggers(this.#db, table);
-      if (renameColumns(this.#db, table, known.columns)) this.#isRewritten = true;
       this.#recaptured.push(table);
       this.#closeGap(table, moment);
       return;

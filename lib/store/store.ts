@@ -578,6 +578,11 @@ export class Store {
     return true;
   }
 
+  /** It is filled when it is heard of next. */
+  async wantFill(url: string, reason: string): Promise<void> {
+    await this.queue.run("apply", () => this.peers.wantFill(url, reason));
+  }
+
   /** A new peer turned out to know us: it goes on from there. */
   async needNoFill(url: string): Promise<void> {
     await this.queue.run("apply", () => {

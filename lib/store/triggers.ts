@@ -109,19 +109,20 @@ function noteBeforeInsert(table: SyncedTable, name: string): string {
   const exists = clashes.map((clash) => `EXISTS (SELECT 1 FROM ${fromSql(table)} WHERE ${clash})`);
   // Asked first, since almost every INSERT replaces nothing.
   const any = exists.length > 1 ? `(${exists.join(" OR ")})` : exists[0]!;
-  const body = clashes.map((clash) => noteSql(table, clash, "NEW")).join("");
+  const [sameId, ...keys] = clashes;
+  const body =
+    noteVersionSql(table, sameId!) + keys.map((key) => noteRowSql(table, key, "NEW")).join("");
   return wrap(table, name, "BEFORE INSERT", `${any} AND ${GUARD}`, body);
 }
 
 function noteBeforeUpdate(table: SyncedTable, name: string): string {
-  const id = quoteName(table.id.name);
   const deciding = new Set([table.id.key, ...table.uniqueKeys.flatMap(keyColumns)]);
   const columns = table.columns.filter((column) => deciding.has(column.key));
   // A generated column changes with columns that SQLite does not tell.
   const isAny = [...deciding].some((key) => table.generated.has(key));
   const event = isAny ? "BEFORE UPDATE" : `BEFORE UPDATE OF ${columnList(columns)}`;
   const body = clashConditions(table)
-    .map((clash) => noteSql(table, `${clash} AND o.${id} <> OLD.${id}`, "OLD"))
+    .map((clash) => noteRowSql(table, clash, "OLD"))
     .join("");
   return wrap(table, name, event, GUARD, body);
 }
@@ -165,16 +166,27 @@ function freshSql(table: SyncedTable, name: string): string {
   return isReplaced ? `coalesce(${value}, ${column.defaultSql})` : value;
 }
 
-/** The older note stays; a row that was noted without its content gets it. */
-function noteSql(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
+/** A row with the id that comes: it will be there under that id again, so its content is not needed. */
+function noteVersionSql(table: SyncedTable, clash: string): string {
+  return noteSql(table, clash, "NULL", "DO NOTHING");
+}
+
+/** Any other row in the way. The older note stays; one that was made without content gets it. */
+function noteRowSql(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
   const id = quoteName(table.id.name);
-  const row = `CASE WHEN o.${id} <> ${own}.${id} THEN ${rowJsonSql("o", table.columns)} END`;
-  const at = "coalesce((SELECT max(change_id) FROM _changes), 0)";
+  const other = `${clash} AND o.${id} IS NOT ${own}.${id}`;
+  const fill = "DO UPDATE SET row = excluded.row WHERE row IS NULL";
+  return noteSql(table, other, rowJsonSql("o", table.columns), fill);
+}
+
+function noteSql(table: SyncedTable, where: string, row: string, again: string): string {
+  const id = `o.${quoteName(table.id.name)}`;
+  const version = `o.${quoteName(table.version.name)}`;
   return (
     `  INSERT INTO _hooksync_noted(tbl, id, version, row, at)\n` +
-    `  SELECT ${quoteText(table.name)}, o.${id}, o.${quoteName(table.version.name)}, ${row}, ${at}\n` +
-    `  FROM ${fromSql(table)} WHERE ${clash} AND ${isText(`o.${id}`)}\n` +
-    `  ON CONFLICT(tbl, id) DO UPDATE SET row = excluded.row\n` +
-    `  WHERE row IS NULL AND excluded.row IS NOT NULL;\n`
+    `  SELECT ${quoteText(table.name)}, ${id}, ${version}, ${row}, ` +
+    `coalesce((SELECT max(change_id) FROM _changes), 0)\n` +
+    `  FROM ${fromSql(table)} WHERE ${where} AND ${isText(id)}\n` +
+    `  ON CONFLICT(tbl, id) ${again};\n`
   );
 }

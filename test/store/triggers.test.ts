@@ -38,14 +38,12 @@ function rowJson(alias: "NEW" | "OLD" | "o"): string {
   );
 }
 
-function note(own: string, clash: string): string {
+function note(row: string, where: string, again: string): string {
   return (
     `  INSERT INTO _hooksync_noted(tbl, id, version, row, at)\n` +
-    `  SELECT 'notes', o."id", o."updated_at", CASE WHEN o."id" <> ${own}."id" THEN ${rowJson("o")} END, ` +
-    `coalesce((SELECT max(change_id) FROM _changes), 0)\n` +
-    `  FROM "notes" AS o WHERE ${clash} AND typeof(o."id") = 'text'\n` +
-    `  ON CONFLICT(tbl, id) DO UPDATE SET row = excluded.row\n` +
-    `  WHERE row IS NULL AND excluded.row IS NOT NULL;\n`
+    `  SELECT 'notes', o."id", o."updated_at", ${row}, coalesce((SELECT max(change_id) FROM _changes), 0)\n` +
+    `  FROM "notes" AS o WHERE ${where} AND typeof(o."id") = 'text'\n` +
+    `  ON CONFLICT(tbl, id) ${again};\n`
   );
 }
 
@@ -55,16 +53,17 @@ test("the triggers of a table, whole", () => {
   );
   const sameId = 'o."id" = NEW."id"';
   const sameEmail = 'o."email" = NEW."email" COLLATE "NOCASE"';
-  const other = 'o."id" <> OLD."id"';
+  const other = (own: string) => `o."id" IS NOT ${own}."id"`;
+  const fill = "DO UPDATE SET row = excluded.row WHERE row IS NULL";
   expect(bi!.sql).toBe(
     `CREATE TRIGGER "notes_bi" BEFORE INSERT ON "notes"\n` +
       `WHEN (EXISTS (SELECT 1 FROM "notes" AS o WHERE ${sameId}) OR EXISTS (SELECT 1 FROM "notes" AS o WHERE ${sameEmail})) AND ${GUARD}\n` +
-      `BEGIN /* hook-sync */\n${note("NEW", sameId)}${note("NEW", sameEmail)}END`,
+      `BEGIN /* hook-sync */\n${note("NULL", sameId, "DO NOTHING")}${note(rowJson("o"), `${sameEmail} AND ${other("NEW")}`, fill)}END`,
   );
   expect(bu!.sql).toBe(
     `CREATE TRIGGER "notes_bu" BEFORE UPDATE OF "id", "email" ON "notes"\n` +
       `WHEN ${GUARD}\n` +
-      `BEGIN /* hook-sync */\n${note("OLD", `${sameId} AND ${other}`)}${note("OLD", `${sameEmail} AND ${other}`)}END`,
+      `BEGIN /* hook-sync */\n${note(rowJson("o"), `${sameId} AND ${other("OLD")}`, fill)}${note(rowJson("o"), `${sameEmail} AND ${other("OLD")}`, fill)}END`,
   );
   const into = "  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n";
   expect(ai!.sql).toBe(
@@ -262,6 +261,12 @@ const CASES: readonly (readonly [what: string, sql: string, log: string[], notes
   ["an id set to NULL", "UPDATE t SET id = NULL WHERE id = 'a'", ["DELETE a 5"], []],
   ["a savepoint undone", "SAVEPOINT s; DELETE FROM t; ROLLBACK TO s; RELEASE s", [], []],
   ["a transaction undone", "BEGIN; INSERT INTO t(id) VALUES('x'); ROLLBACK", [], []],
+  [
+    "a row that stays out and throws out another",
+    "INSERT INTO t VALUES(NULL, 'q', 1); INSERT OR REPLACE INTO t VALUES(NULL, 'm1', 1); UPDATE OR REPLACE t SET mail = 'm2' WHERE mail = 'q'",
+    [],
+    ["a 5 with content", "b 6 with content"],
+  ],
   [
     "a REPLACE of a row that stays out",
     "INSERT INTO t VALUES(x'00', 'bm', 1); REPLACE INTO t VALUES('x', 'bm', 1)",
