@@ -105,14 +105,10 @@ function isText(value: string): string {
 // ── Noting what REPLACE may throw out ─────────────────────────────────────────────────────────
 
 function noteBeforeInsert(table: SyncedTable, name: string): string {
-  const clashes = clashConditions(table);
-  const exists = clashes.map((clash) => `EXISTS (SELECT 1 FROM ${fromSql(table)} WHERE ${clash})`);
-  // Asked first, since almost every INSERT replaces nothing.
-  const any = exists.length > 1 ? `(${exists.join(" OR ")})` : exists[0]!;
-  const [sameId, ...keys] = clashes;
+  const [sameId, ...keys] = clashConditions(table);
   const body =
     noteVersionSql(table, sameId!) + keys.map((key) => noteRowSql(table, key, "NEW")).join("");
-  return wrap(table, name, "BEFORE INSERT", `${any} AND ${GUARD}`, body);
+  return wrap(table, name, "BEFORE INSERT", anySql(table, [sameId!, ...keys]), body);
 }
 
 function noteBeforeUpdate(table: SyncedTable, name: string): string {
@@ -121,10 +117,22 @@ function noteBeforeUpdate(table: SyncedTable, name: string): string {
   // A generated column changes with columns that SQLite does not tell.
   const isAny = [...deciding].some((key) => table.generated.has(key));
   const event = isAny ? "BEFORE UPDATE" : `BEFORE UPDATE OF ${columnList(columns)}`;
-  const body = clashConditions(table)
-    .map((clash) => noteRowSql(table, clash, "OLD"))
-    .join("");
-  return wrap(table, name, event, GUARD, body);
+  const clashes = clashConditions(table);
+  const others = clashes.map((clash) => otherThan(table, clash, "OLD"));
+  const body = clashes.map((clash) => noteRowSql(table, clash, "OLD")).join("");
+  return wrap(table, name, event, anySql(table, others), body);
+}
+
+/** Asked before all else, since almost every write replaces nothing. */
+function anySql(table: SyncedTable, clashes: readonly string[]): string {
+  const exists = clashes.map((clash) => `EXISTS (SELECT 1 FROM ${fromSql(table)} WHERE ${clash})`);
+  const any = exists.length > 1 ? `(${exists.join(" OR ")})` : exists[0]!;
+  return `${any} AND ${GUARD}`;
+}
+
+function otherThan(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
+  const id = quoteName(table.id.name);
+  return `${clash} AND o.${id} IS NOT ${own}.${id}`;
 }
 
 function keyColumns(key: UniqueKey): string[] {
@@ -173,10 +181,8 @@ function noteVersionSql(table: SyncedTable, clash: string): string {
 
 /** Any other row in the way. The older note stays; one that was made without content gets it. */
 function noteRowSql(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
-  const id = quoteName(table.id.name);
-  const other = `${clash} AND o.${id} IS NOT ${own}.${id}`;
   const fill = "DO UPDATE SET row = excluded.row WHERE row IS NULL";
-  return noteSql(table, other, rowJsonSql("o", table.columns), fill);
+  return noteSql(table, otherThan(table, clash, own), rowJsonSql("o", table.columns), fill);
 }
 
 function noteSql(table: SyncedTable, where: string, row: string, again: string): string {

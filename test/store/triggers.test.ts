@@ -60,9 +60,11 @@ test("the triggers of a table, whole", () => {
       `WHEN (EXISTS (SELECT 1 FROM "notes" AS o WHERE ${sameId}) OR EXISTS (SELECT 1 FROM "notes" AS o WHERE ${sameEmail})) AND ${GUARD}\n` +
       `BEGIN /* hook-sync */\n${note("NULL", sameId, "DO NOTHING")}${note(rowJson("o"), `${sameEmail} AND ${other("NEW")}`, fill)}END`,
   );
+  const exists = (clash: string) =>
+    `EXISTS (SELECT 1 FROM "notes" AS o WHERE ${clash} AND ${other("OLD")})`;
   expect(bu!.sql).toBe(
     `CREATE TRIGGER "notes_bu" BEFORE UPDATE OF "id", "email" ON "notes"\n` +
-      `WHEN ${GUARD}\n` +
+      `WHEN (${exists(sameId)} OR ${exists(sameEmail)}) AND ${GUARD}\n` +
       `BEGIN /* hook-sync */\n${note(rowJson("o"), `${sameId} AND ${other("OLD")}`, fill)}${note(rowJson("o"), `${sameEmail} AND ${other("OLD")}`, fill)}END`,
   );
   const into = "  INSERT INTO _changes(op, table_name, row_id, row_data, was)\n";
