@@ -480,9 +480,24 @@ export class Mesh implements Membership {
     });
   }
 
+  /** Every node of ours has /peers: one that knows no such path is of another make. */
+  async #askToTakeIn(url: string): Promise<"taken" | "foreign" | { readonly complaint: string }> {
+    const { nodeUrl, adminToken } = this.#options.config;
+    const answer = await callNode({
+      node: url,
+      method: "POST",
+      path: "/peers",
+      body: { url: nodeUrl },
+      token: adminToken,
+    });
+    if (answer.kind === "answered" && answer.status < 300) return "taken";
+    const isForeign =
+      answer.kind === "answered" && (answer.status === 404 || answer.status === 405);
+    return isForeign ? "foreign" : { complaint: complaint(answer) };
+  }
+
   async #tryJoin(through: string, isFirst: boolean): Promise<boolean> {
     const { config, log } = this.#options;
-    const token = config.adminToken;
     const level = isFirst ? "error" : "debug";
     const asked = await callNode({ node: through, method: "GET", path: "/peers" });
     if (asked.kind === "failed" || asked.status !== 200) {
@@ -500,7 +515,8 @@ export class Mesh implements Membership {
     ];
     let isComplete = true;
     for (const { url, make } of members) {
-      if (make === "foreign") {
+      const taken = make === "foreign" ? "foreign" : await this.#askToTakeIn(url);
+      if (taken === "foreign") {
         log.log(
           isFirst ? "warn" : "debug",
           "a node of another make must be told of this one by hand",
@@ -509,28 +525,17 @@ export class Mesh implements Membership {
             flag: `--peer ${config.nodeUrl}`,
           },
         );
-      } else {
-        const answer = await callNode({
-          node: url,
-          method: "POST",
-          path: "/peers",
-          body: { url: config.nodeUrl },
-          token,
+      } else if (taken !== "taken") {
+        isComplete = false;
+        const text = `${url} did not take this node in yet: ${taken.complaint}`;
+        log.log(level, "a node of the mesh did not take this one in yet; it is tried again", {
+          peer: url,
+          error: taken.complaint,
         });
-        if (answer.kind === "failed" || answer.status >= 300) {
-          isComplete = false;
-          log.log(level, "a node of the mesh did not take this one in yet; it is tried again", {
-            peer: url,
-            error: complaint(answer),
-          });
-          this.#warnings.set(
-            `join ${url}`,
-            `${url} did not take this node in: ${complaint(answer)}`,
-          );
-          continue;
-        }
-        this.#warnings.delete(`join ${url}`);
+        this.#warnings.set(`join ${url}`, text);
+        continue;
       }
+      this.#warnings.delete(`join ${url}`);
       await this.add(url);
     }
     this.#warnings.delete("join");

@@ -163,10 +163,13 @@ describe("a peer that comes late", () => {
       await filled(a, b, c);
       const everyone = [a, b, c];
       for (const node of everyone) {
-        const urls = (await health(node)).peers.map(({ url }) => url).sort();
         const ours = everyone.filter((other) => other !== node).map(({ url }) => url);
-        const expected = node === b ? ours : [...ours, stranger.url];
-        expect(urls).toEqual(expected.sort());
+        const expected = (node === b ? ours : [...ours, stranger.url]).sort();
+        // The rows may be there before the last of the mesh was asked to take the new node in.
+        await until(`${node.id} has its peers`, async () => {
+          const urls = (await health(node)).peers.map(({ url }) => url).sort();
+          return Bun.deepEquals(urls, expected);
+        });
       }
       expect(c.said()).toContain(`--peer ${c.url}`);
       await c.restart();
