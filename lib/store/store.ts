@@ -79,6 +79,8 @@ const HUB_RETENTION_FACTOR = 10;
 const OPEN_STAMP_MS = 600_000;
 /** No number of entries: then all that a transaction logged is settled. */
 const UNCOUNTED = -1;
+/** How often an idle node looks for a table to announce: looking costs more than the rest of a tick. */
+const ANNOUNCE_LOOK_MS = 250;
 /** Tombstones forgotten per step. */
 const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
@@ -108,6 +110,8 @@ export class Store {
   readonly #columnNotes: ColumnNotes;
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
+  #isAnnouncing = false;
+  #announceLookMs = 0;
   #stampedMs = 0;
   #isSurveyNew = true;
   /** Every peer has acknowledged more than was deleted so far. */
@@ -407,11 +411,17 @@ export class Store {
   /** Called every `--batch-ms`: costs a microsecond while there is nothing to do. */
   async runDue(): Promise<void> {
     const nowMs = this.#options.clock.nowMs();
-    if (this.#settler.isBehind) await this.queue.run("apply", () => undefined);
-    if (this.#announcer.isPending) {
+    const wasBehind = this.#settler.isBehind;
+    if (wasBehind) await this.queue.run("apply", () => undefined);
+    // Settling by a write may have begun one, too: then it is found a moment later.
+    const isTime = wasBehind || nowMs - this.#announceLookMs >= ANNOUNCE_LOOK_MS;
+    if (isTime || nowMs < this.#announceLookMs) this.#isAnnouncing = this.#announcer.isPending;
+    if (isTime) this.#announceLookMs = nowMs;
+    if (this.#isAnnouncing) {
       await this.queue.run("apply", (transaction) => {
         transaction.logged(this.#announcer.runSlice(this.survey.synced, transaction.nowMs));
       });
+      this.#isAnnouncing = this.#announcer.isPending;
     }
     if (this.#isFilling)
       await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
