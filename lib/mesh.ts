@@ -20,7 +20,7 @@ import { PEERS_MAX } from "./protocol/limits.ts";
 import { isOwnAddress } from "./protocol/own-address.ts";
 import type { PeerHealth } from "./protocol/peer.ts";
 import { parsePeerUrl } from "./protocol/peer-url.ts";
-import { type ShipperHandle, startShipper } from "./shipper/handle.ts";
+import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { callNode, complaint } from "./shipper/node-client.ts";
 import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
@@ -41,6 +41,8 @@ export interface MeshOptions {
   readonly remoteAddress: (request: Request) => string | undefined;
   /** Something may be nobody's to send: a peer was removed, or went on from where a copy of a file was. */
   readonly onDoubt: () => void;
+  /** Where shipping runs; in a worker if not said otherwise. The simulator has no threads. */
+  readonly startShipper?: (options: ShipperHandleOptions) => ShipperHandle;
 }
 
 /** Acknowledgements wait this long for company, so that each does not cost a commit of its own. */
@@ -130,7 +132,8 @@ export class Mesh implements Membership {
 
   #startShipper(peers: ReturnType<Store["configurePeers"]>["starts"]): void {
     const { config, store, path, workerUrl, clock, random, timers } = this.#options;
-    this.#shipper = startShipper({
+    const start = this.#options.startShipper ?? startShipper;
+    this.#shipper = start({
       workerUrl,
       config: {
         dbPath: path,

@@ -1,0 +1,656 @@
+/**
+ * A node of ours in a simulation: the real store, receiver, peer links and parser, wired as lib/node.ts
+ * wires them, over a simulated clock and network. The process around them can be ended at any moment.
+ *
+ * How a crash is made: at the chosen moment the file and its -wal are copied as they lie on the disk, and
+ * the next process opens the copy. The old one goes on with what it had begun, but on a file
+ * nobody looks at any more, and without timers, network or answers. So nothing of the code under test
+ * has to be ended by force, and SQLite's own recovery is part of what is tested.
+ */
+import { Database } from "bun:sqlite";
+import { copyFileSync, existsSync, rmSync, writeFileSync } from "node:fs";
+import type { Cancel, Timers } from "../../lib/base/clock.ts";
+import { HookSyncError, RequestError } from "../../lib/base/errors.ts";
+import { createLogger } from "../../lib/base/log.ts";
+import type { Random } from "../../lib/base/random.ts";
+import { type Config, loadConfig } from "../../lib/config.ts";
+import { Mesh } from "../../lib/mesh.ts";
+import { formatIdentity, parseIdentity } from "../../lib/protocol/identity.ts";
+import type { FromShipper } from "../../lib/shipper/messages.ts";
+import { Receiver } from "../../lib/store/receive.ts";
+import type { Repository } from "../../lib/store/repository.ts";
+import type { RowReader } from "../../lib/store/row-input.ts";
+import type { SyncedTable } from "../../lib/store/schema.ts";
+import { Store } from "../../lib/store/store.ts";
+import type { Later, WriteTransaction } from "../../lib/store/write-queue.ts";
+import type { Chance } from "./chance.ts";
+import type { Machine, Network, WireReply, WireRequest } from "./network.ts";
+import type { Safety } from "./safety.ts";
+import { SimShipper } from "./sim-shipper.ts";
+import { Finding, type WallClock, type World } from "./world.ts";
+
+export interface OurNodeOptions {
+  readonly world: World;
+  readonly chance: Chance;
+  readonly network: Network;
+  readonly clock: WallClock;
+  readonly safety: Safety;
+  readonly url: string;
+  /** `--url` is given: hubs do not echo what we send. */
+  readonly namesItself: boolean;
+  readonly peers: readonly string[];
+  /** Where its files go. */
+  readonly folder: string;
+  /** The file as it is before the first start. */
+  readonly image: Uint8Array;
+  readonly tables: readonly string[];
+  readonly batchMs: number;
+  readonly batchChangesMax: number;
+  readonly batchBytesMax: number;
+  readonly tombstoneRetentionMs: number;
+}
+
+/** Where a crash strikes. */
+export type CrashPoint =
+  /** Between two events. */
+  | "between"
+  /** Between BEGIN and COMMIT of the next transaction. */
+  | "in-transaction"
+  /** After the next COMMIT, before anybody hears of it. */
+  | "after-commit"
+  /** While the file is being opened, after the next start. */
+  | "while-opening";
+
+/** As in lib/node.ts. */
+const DRAIN_MS_MAX = 2_000;
+/** Half of the time between two looks at the health of the peers: how often lib/mesh.ts looks around. */
+const LOOK_MS = 31_000;
+const DAY_MS = 24 * 3_600_000;
+/** An armed crash whose transaction does not come strikes anyway. */
+const ARMED_MS_MAX = 2_000;
+
+export class OurNode implements Machine {
+  readonly url: string;
+  readonly remembersDeletes = true;
+  readonly clock: WallClock;
+  readonly options: OurNodeOptions;
+  #running: Running | undefined;
+  #path: string;
+  #files = 0;
+  #program: Database | undefined;
+  #armed: { point: CrashPoint; downMs: number } | undefined;
+  /** Longest pause between two looks at the file while nothing happens; see `Running.wake`. */
+  idleMsMax: number;
+
+  constructor(options: OurNodeOptions) {
+    this.options = options;
+    this.url = options.url;
+    this.clock = options.clock;
+    this.idleMsMax = 1_000;
+    this.#path = this.#nextPath();
+    writeFileSync(this.#path, options.image);
+    this.clock.onRead = () => this.#onClock();
+  }
+
+  get isUp(): boolean {
+    return this.#running !== undefined;
+  }
+
+  get running(): Running | undefined {
+    return this.#running;
+  }
+
+  #nextPath(): string {
+    return `${this.options.folder}/${this.url.replace(/\W+/g, "-")}-${this.#files++}.db`;
+  }
+
+  // ── Its life ────────────────────────────────────────────────────────────────────────────────
+
+  start(): void {
+    if (this.#running) return;
+    const { world } = this.options;
+    world.trace(`${this.url} starts`);
+    const running = new Running(this, this.#path);
+    if (running.isCrashed) return;
+    this.#running = running;
+    running.begin();
+    this.options.safety.checkOpened(this);
+  }
+
+  /** Ends the process at this point, without any of its own doing, and starts it again later. */
+  crash(point: CrashPoint, downMs: number): void {
+    if (point === "between") {
+      this.#strike(downMs);
+      return;
+    }
+    this.#armed = { point, downMs };
+    if (point === "while-opening") this.#strike(1);
+    this.options.world.at(ARMED_MS_MAX, () => {
+      if (this.#armed?.point === point && point !== "while-opening") this.#strike(downMs);
+    });
+  }
+
+  /** Ends as on SIGTERM, and starts again later. */
+  restart(downMs: number): void {
+    const running = this.#running;
+    if (running === undefined || running.isStopping) return;
+    void running.stop().then((isStopped) => {
+      if (!isStopped) return;
+      this.#closeProgram();
+      this.#running = undefined;
+      this.options.world.at(downMs, () => this.start());
+    });
+  }
+
+  /** Called at every look at the clock: transactions take the time once, after BEGIN. */
+  #onClock(): void {
+    const point = this.#armed?.point;
+    if (point === "in-transaction" && this.#running?.store.db.inTransaction) this.#strikeArmed();
+  }
+
+  /** Called while a file is opened, with the process that opens it. */
+  onOpening(running: Running): void {
+    if (this.#armed?.point !== "while-opening" || !this.options.chance.hits(0.4)) return;
+    const { downMs } = this.#armed;
+    this.#armed = undefined;
+    this.#closeProgram();
+    this.#copyFiles();
+    running.isCrashed = true;
+    this.options.world.trace(`${this.url} crashes while opening its file`);
+    this.options.world.at(downMs, () => this.start());
+  }
+
+  onCommit(): void {
+    if (this.#armed?.point === "after-commit" && this.#running) this.#strikeArmed();
+  }
+
+  #strikeArmed(): void {
+    const { downMs } = this.#armed!;
+    this.#strike(downMs);
+  }
+
+  #strike(downMs: number): void {
+    const running = this.#running;
+    if (running === undefined) return;
+    const point = this.#armed?.point ?? "between";
+    if (point !== "while-opening") this.#armed = undefined;
+    this.options.world.trace(`${this.url} crashes (${point})`);
+    this.#closeProgram();
+    this.#copyFiles();
+    this.#running = undefined;
+    running.kill();
+    this.options.world.at(downMs, () => this.start());
+  }
+
+  #copyFiles(): void {
+    const copy = this.#nextPath();
+    copyFileSync(this.#path, copy);
+    if (existsSync(`${this.#path}-wal`)) copyFileSync(`${this.#path}-wal`, `${copy}-wal`);
+    this.#path = copy;
+  }
+
+  /** The simulation is over. */
+  close(): void {
+    this.clock.onRead = () => {};
+    this.#closeProgram();
+    this.#running?.kill();
+    this.#running = undefined;
+  }
+
+  // ── Another program with the same file ──────────────────────────────────────────────────────
+
+  /** Its connection: stays open across a restart of the node, as programs do. */
+  get program(): Database {
+    if (this.#program === undefined) {
+      this.#program = new Database(this.#path, { readwrite: true, strict: true });
+      this.#program.run("PRAGMA busy_timeout = 0");
+    }
+    return this.#program;
+  }
+
+  #closeProgram(): void {
+    this.#program?.close(true);
+    this.#program = undefined;
+  }
+
+  /** Runs these statements in one transaction; false where the file is locked or full. */
+  runProgram(keys: readonly string[], statements: readonly string[]): boolean {
+    const { world, safety } = this.options;
+    const db = this.program;
+    try {
+      db.run("BEGIN IMMEDIATE");
+    } catch {
+      return false;
+    }
+    const before = safety.beforeProgram(this, db, keys);
+    try {
+      for (const sql of statements) {
+        world.trace(`${this.url} program: ${sql}`, keys[0]);
+        db.run(sql);
+      }
+      db.run("COMMIT");
+    } catch (error) {
+      if (db.inTransaction) db.run("ROLLBACK");
+      world.trace(`${this.url} program: refused, ${(error as Error).message}`, keys[0]);
+      if (!isExpectedRefusal(error)) world.fail(error);
+      return false;
+    }
+    safety.afterProgram(this, before);
+    this.#running?.wake();
+    return true;
+  }
+
+  // ── Its REST ────────────────────────────────────────────────────────────────────────────────
+
+  create(table: string, row: Record<string, unknown>): void {
+    this.#write(
+      table,
+      `POST ${show(row)}`,
+      (reader) => reader.newRow(row),
+      (repository, synced, input, transaction) => repository.create(synced, input, transaction),
+      (answer) => [JSON.parse(new TextDecoder().decode(answer)) as AnsweredRow],
+    );
+  }
+
+  createMany(table: string, rows: readonly Record<string, unknown>[]): void {
+    this.#write(
+      table,
+      `POST a batch of ${rows.length}`,
+      (reader) => reader.newRows(rows),
+      (repository, synced, input, transaction) => repository.createMany(synced, input, transaction),
+      (ids) => ids.map((id) => ({ id, updated_at: undefined })),
+    );
+  }
+
+  update(table: string, id: string, row: Record<string, unknown>): void {
+    this.#write(
+      table,
+      `PUT ${id} ${show(row)}`,
+      (reader) => reader.change(row, id),
+      (repository, synced, input, transaction) => repository.update(synced, id, input, transaction),
+      (answer) => [JSON.parse(new TextDecoder().decode(answer)) as AnsweredRow],
+      id,
+    );
+  }
+
+  remove(table: string, id: string): void {
+    this.#write(
+      table,
+      `DELETE ${id}`,
+      () => undefined,
+      (repository, synced, _, transaction) =>
+        repository.remove(synced, id, transaction) ?? "removed",
+      () => [],
+      id,
+    );
+  }
+
+  /** As `write` in lib/http/row-routes.ts. */
+  #write<Input, Result>(
+    tableName: string,
+    what: string,
+    read: (reader: RowReader) => Input,
+    work: (
+      repository: Repository,
+      table: SyncedTable,
+      input: Input,
+      transaction: WriteTransaction,
+    ) => Result | RequestError | Later<Result | RequestError>,
+    rowsOf: (result: Result) => AnsweredRow[],
+    id?: string,
+  ): void {
+    const running = this.#running;
+    const { world, safety } = this.options;
+    if (running === undefined || running.isStopping) return;
+    const { store } = running;
+    const table = store.table(tableName);
+    if (table === undefined) {
+      world.fail(new Finding(`${tableName} is not synced`));
+      return;
+    }
+    world.trace(`${this.url} ${what}`, id === undefined ? undefined : `${tableName}/${id}`);
+    const floor = id === undefined ? undefined : safety.floorOf(this, store.db, tableName, id);
+    if (id !== undefined) safety.touches(this, tableName, id);
+    const input = read(store.repository.reader(table));
+    running.wake();
+    void store.queue
+      .run("local", (transaction) => {
+        const current = store.table(tableName);
+        if (current === undefined) return new RequestError(404, "no such table");
+        const fresh = current === table ? input : read(store.repository.reader(current));
+        return work(store.repository, current, fresh, transaction);
+      })
+      .then(
+        (result) => {
+          if (!running.isAlive || result instanceof RequestError) return;
+          for (const row of rowsOf(result)) {
+            world.trace(`${this.url} answers version ${row.updated_at}`, `${tableName}/${row.id}`);
+            safety.answered(this, tableName, row, floor);
+          }
+          if (result === "removed" && id !== undefined) safety.removed(this, tableName, id, floor);
+        },
+        (error: unknown) => {
+          if (running.isAlive) running.expectFailure(error);
+        },
+      );
+  }
+
+  // ── Its network ─────────────────────────────────────────────────────────────────────────────
+
+  sync(request: WireRequest): Promise<WireReply | "reset"> {
+    const running = this.#running;
+    if (running === undefined) return Promise.resolve("reset");
+    return running.sync(request);
+  }
+
+  health(identity: string | undefined): WireReply {
+    const running = this.#running!;
+    return {
+      status: 200,
+      text: JSON.stringify({
+        ok: true,
+        node_id: this.url,
+        item_count: 1,
+        pending_changes: running.store.log.pending(),
+        last_change_id: running.store.settledThrough,
+      }),
+      identity: formatIdentity(running.store.identity(parseIdentity(identity)?.db)),
+    };
+  }
+}
+
+/** What an answer says of a row; without a stamp where the answer has none. */
+export interface AnsweredRow {
+  readonly id: string;
+  readonly updated_at: number | undefined;
+}
+
+function show(row: Record<string, unknown>): string {
+  return JSON.stringify(row, (_, value: unknown) =>
+    typeof value === "bigint" ? `${value}n` : value,
+  );
+}
+
+function isExpectedRefusal(error: unknown): boolean {
+  const code = error instanceof Error && "code" in error ? String(error.code) : "";
+  return code.startsWith("SQLITE_CONSTRAINT") || code === "SQLITE_FULL";
+}
+
+/** One process of a node, from its start to its end: the parts as lib/node.ts wires them. */
+export class Running {
+  readonly store: Store;
+  readonly node: OurNode;
+  readonly #path: string;
+  readonly #mesh: Mesh;
+  readonly #receiver: Receiver;
+  readonly #requests = new Set<() => void>();
+  readonly #shippers: SimShipper[] = [];
+  #cancelTick: Cancel | undefined;
+  #pauseMs: number;
+  #looksAgain = false;
+  isAlive = true;
+  isStopping = false;
+  isCrashed = false;
+  /** A fault that makes writes fail is on. */
+  isHindered = false;
+
+  constructor(node: OurNode, path: string) {
+    const { options } = node;
+    const { clock, world, safety } = options;
+    this.node = node;
+    this.#path = path;
+    this.#pauseMs = options.batchMs;
+    const before = clock.onRead;
+    clock.onRead = () => node.onOpening(this);
+    const config = configOf(options);
+    const random = this.#random();
+    const timers = this.#timers();
+    this.store = Store.open({
+      path,
+      nodeId: config.id,
+      asked: config.tables,
+      schemaSql: undefined,
+      synchronous: config.synchronous,
+      parkedBytesMax: config.parkedBytesMax,
+      tombstoneRetentionMs: config.tombstoneRetentionMs,
+      acceptOldFile: config.acceptOldFile,
+      clock,
+      timers,
+      random,
+      onEvent: (event) => {
+        const { kind, table } = event;
+        const text = "text" in event ? event.text : `${event.reason} (from ${event.peer})`;
+        world.trace(`${options.url} ${kind} ${table}: ${text}`);
+        safety.onEvent(node, kind);
+      },
+      onCommit: (through, rewritten) => this.#onCommit(through, rewritten),
+    });
+    // The simulated clock stands still while SQLite waits for a lock.
+    this.store.db.run("PRAGMA busy_timeout = 0");
+    this.#mesh = new Mesh({
+      config,
+      store: this.store,
+      path,
+      workerUrl: new URL("none:"),
+      log: createLogger({
+        level: world.isTraced ? "debug" : "error",
+        format: "text",
+        clock: { nowMs: () => clock.peekMs() },
+        write: (line) => world.trace(`${options.url} log: ${line.slice(LOG_TIME_LENGTH)}`),
+      }),
+      clock,
+      timers,
+      random,
+      itemCount: () => 1,
+      reportError: (error) => {
+        if (this.isAlive) this.expectFailure(error);
+      },
+      remoteAddress: () => undefined,
+      onDoubt: () => {},
+      startShipper: (shipper) => {
+        const started = new SimShipper({
+          ...shipper,
+          timers,
+          network: options.network,
+          url: options.url,
+          later: (run) => this.#later(run),
+          onMessage: (message) => {
+            this.#onShipper(message);
+            shipper.onMessage(message);
+          },
+        });
+        this.#shippers.push(started);
+        return started;
+      },
+    });
+    this.#receiver = new Receiver(this.store, (identity) => this.#mesh.heard(identity));
+    this.#mesh.start();
+    this.store.db.run("PRAGMA busy_timeout = 0");
+    clock.onRead = before;
+    if (this.isCrashed) this.kill();
+  }
+
+  begin(): void {
+    this.#scheduleTick();
+  }
+
+  /** Nothing of this process is heard of again. Its files are taken away once its work in hand is done. */
+  kill(): void {
+    if (!this.isAlive) return;
+    this.isAlive = false;
+    this.#cancelTick?.();
+    for (const reset of [...this.#requests]) reset();
+    const { world, network, url } = this.node.options;
+    network.ended(url);
+    world.at(0, () => {
+      for (const shipper of this.#shippers) shipper.end();
+      this.store.db.close(true);
+      for (const suffix of ["", "-wal", "-shm"]) rmSync(`${this.#path}${suffix}`, { force: true });
+    });
+  }
+
+  /** As `stop` of lib/node.ts; false where a crash came first. */
+  async stop(): Promise<boolean> {
+    const { store } = this;
+    store.queue.hurry();
+    await store.runDue().catch(() => undefined);
+    if (!this.isAlive) return false;
+    this.isStopping = true;
+    this.#cancelTick?.();
+    await this.#mesh.stop(DRAIN_MS_MAX);
+    if (!this.isAlive) return false;
+    await store.close();
+    if (!this.isAlive) return false;
+    this.isAlive = false;
+    this.node.options.network.ended(this.node.url);
+    for (const reset of [...this.#requests]) reset();
+    return true;
+  }
+
+  #random(): Random {
+    const { chance, safety, tables } = this.node.options;
+    return {
+      next: () => chance.next(),
+      hex: (bytes) => chance.hex(bytes),
+      uuid: () => {
+        const id = chance.uuid();
+        safety.made(this.node, id, tables);
+        return id;
+      },
+    };
+  }
+
+  #timers(): Timers {
+    const { world } = this.node.options;
+    const guarded = (run: () => void) => () => {
+      if (this.isAlive) run();
+    };
+    return {
+      after: (delayMs, run) => world.at(delayMs, guarded(run)),
+      soon: (run) => void world.at(0, guarded(run)),
+    };
+  }
+
+  /** A message between the node's two threads. */
+  #later(run: () => void): void {
+    const { world, chance } = this.node.options;
+    world.at(chance.hits(0.1) ? chance.below(20) : 0, () => {
+      if (this.isAlive) run();
+    });
+  }
+
+  #onCommit(through: number, rewritten: boolean): void {
+    if (!this.isAlive) return;
+    this.node.options.safety.checkCommitted(this.node, this);
+    this.node.onCommit();
+    if (!this.isAlive) return;
+    this.#mesh.settled(through, rewritten);
+  }
+
+  #onShipper(message: FromShipper): void {
+    if (message.kind === "moved") this.node.options.safety.moved(this.node, message);
+  }
+
+  // ── By itself ───────────────────────────────────────────────────────────────────────────────
+
+  /** Something happened here: look at the file soon, and often for a while. */
+  wake(): void {
+    if (this.isStopping || this.#pauseMs === this.node.options.batchMs) return;
+    this.#pauseMs = this.node.options.batchMs;
+    this.#cancelTick?.();
+    this.#scheduleTick();
+  }
+
+  /** A real node looks every `--batch-ms`; looks that can find nothing are only time lost here. */
+  #scheduleTick(): void {
+    const { idleMsMax } = this.node;
+    // What the peers answered to a look must be looked at while it is fresh.
+    const isSecondLook = this.#pauseMs > LOOK_MS && !this.#looksAgain;
+    const pauseMs = isSecondLook ? LOOK_MS : this.#pauseMs;
+    this.#looksAgain = isSecondLook;
+    this.#cancelTick = this.#timers().after(pauseMs, () => void this.#runTick());
+    this.#pauseMs = Math.min(2 * this.#pauseMs, idleMsMax);
+  }
+
+  async #runTick(): Promise<void> {
+    if (this.isStopping) return;
+    try {
+      await this.store.runDue();
+      if (this.isAlive) await this.#mesh.look();
+      if (this.isAlive) this.node.options.safety.checkMoved(this.node, this);
+    } catch (error) {
+      if (this.isAlive) this.expectFailure(error);
+    }
+    if (this.isAlive && !this.isStopping) this.#scheduleTick();
+  }
+
+  /** Only what a fault of this simulation explains may fail. */
+  expectFailure(error: unknown): void {
+    const isOfTheWorld =
+      error instanceof HookSyncError && (error.code === "busy" || error.code === "disk-full");
+    if (isOfTheWorld && (this.isHindered || this.isStopping)) return;
+    this.node.options.world.fail(error);
+  }
+
+  // ── Network ─────────────────────────────────────────────────────────────────────────────────
+
+  sync(request: WireRequest): Promise<WireReply | "reset"> {
+    this.wake();
+    return new Promise((resolve) => {
+      const reset = () => end("reset");
+      const end = (reply: WireReply | "reset") => {
+        this.#requests.delete(reset);
+        resolve(reply);
+      };
+      this.#requests.add(reset);
+      const identity = parseIdentity(request.identity);
+      this.#receiver.receive({ ...request, identity }).then(
+        (answer) => {
+          if (!this.isAlive) return;
+          const { applied, ack } = answer;
+          if (!this.isStopping) this.node.options.safety.acknowledged(this.node, request);
+          end({
+            status: 200,
+            text: JSON.stringify({ applied, ack }),
+            identity: formatIdentity(answer.identity),
+          });
+        },
+        (error: unknown) => {
+          if (!this.isAlive) return;
+          if (error instanceof RequestError && error.status !== 503) {
+            const text = new TextDecoder().decode(request.body);
+            this.node.options.world.fail(new Finding(`${error.status} for ${text}: ${error}`));
+          } else if (!(error instanceof RequestError)) this.expectFailure(error);
+          end({ status: 503, text: "{}", identity: undefined });
+        },
+      );
+    });
+  }
+}
+
+/** `2023-11-14T22:13:20.000Z ` */
+const LOG_TIME_LENGTH = 25;
+
+function configOf(options: OurNodeOptions): Config {
+  const { url, peers, batchMs, batchChangesMax, batchBytesMax, tombstoneRetentionMs } = options;
+  const argv = [
+    "--id",
+    new URL(url).hostname,
+    "--db",
+    "none.db",
+    ...peers.flatMap((peer) => ["--peer", peer]),
+  ];
+  const loaded = loadConfig({ argv, env: {}, readText: () => "" });
+  if (!("config" in loaded)) throw new Finding(JSON.stringify(loaded.mistakes));
+  return {
+    ...loaded.config,
+    nodeUrl: options.namesItself ? url : undefined,
+    synchronous: "normal",
+    batchMs,
+    batchChangesMax,
+    batchBytesMax,
+    tombstoneRetentionMs,
+    // A simulated retention may be shorter than a node is down.
+    acceptOldFile: tombstoneRetentionMs < DAY_MS,
+  };
+}

@@ -1,0 +1,364 @@
+/**
+ * What must hold at every moment, whatever the faults (phase one of a simulation):
+ *
+ *   X1  Nothing that was answered or acknowledged is lost: the node that said so holds that version or
+ *       a higher one, as a row, as a tombstone, or parked with its reason; also after a crash.
+ *   X2  A watermark never passes what the peer acknowledged.
+ *   X3  The log never holds what every peer has acknowledged.
+ *   X4  A received row is not captured again (among ours, where nothing is announced).
+ *   X5  Every local write has a version above what it replaced and above its tombstone.
+ *   X6  The syncing flag is down between transactions.
+ */
+import type { Database } from "bun:sqlite";
+import type { Move } from "../../lib/store/store.ts";
+import type { Network, WireRequest } from "./network.ts";
+import type { AnsweredRow, OurNode, Running } from "./our-node.ts";
+import { Finding, type World } from "./world.ts";
+
+/** Where a row stands on one node: undefined where it never was. */
+type Standing = number | undefined;
+
+interface NodeRecord {
+  /** X1, by `table/id`. */
+  readonly held: Map<string, number>;
+  /** X5: what stood there before another program wrote, until it is settled. */
+  readonly unsettled: Map<string, Standing>;
+  /** X4: rows that were written here. */
+  readonly written: Set<string>;
+  /** X2, by peer: what was refused may be passed too. */
+  readonly refused: Map<string, number>;
+  /** A whole table was announced; what is in the log then says nothing. */
+  hasAnnounced: boolean;
+}
+
+/** What stood in the tables before another program wrote. */
+export interface Before {
+  readonly standings: ReadonlyMap<string, Standing>;
+  readonly contents: ReadonlyMap<string, string>;
+  readonly newest: number;
+  readonly tables: ReadonlySet<string>;
+}
+
+interface SafetyOptions {
+  readonly world: World;
+  readonly network: Network;
+  /** No node of another make is there. */
+  readonly isOursOnly: boolean;
+}
+
+export class Safety {
+  readonly #options: SafetyOptions;
+  readonly #records = new Map<OurNode, NodeRecord>();
+  /** The highest version of each row that any node of ours promised to hold. */
+  readonly promised = new Map<string, number>();
+
+  constructor(options: SafetyOptions) {
+    this.#options = options;
+  }
+
+  #of(node: OurNode): NodeRecord {
+    let record = this.#records.get(node);
+    if (record === undefined) {
+      record = {
+        held: new Map(),
+        unsettled: new Map(),
+        written: new Set(),
+        refused: new Map(),
+        hasAnnounced: false,
+      };
+      this.#records.set(node, record);
+    }
+    return record;
+  }
+
+  // ── X1 ──────────────────────────────────────────────────────────────────────────────────────
+
+  /** The version of a row here, or of its tombstone if that is higher. */
+  versionAt(db: Database, table: string, id: string): Standing {
+    const row = db
+      .query<{ row: number | null; stone: number | null }, [string, string, string]>(
+        `SELECT (SELECT CASE typeof(updated_at) WHEN 'integer' THEN updated_at ELSE -1 END FROM ${table} WHERE id = ?) AS row,
+                (SELECT version FROM _hooksync_tombstones WHERE tbl = ? AND id = ?) AS stone`,
+      )
+      .get(id, table, id)!;
+    if (row.row === null) return row.stone ?? undefined;
+    return Math.max(row.row, row.stone ?? -Infinity);
+  }
+
+  /** What a write of the node itself must come out above; another program's stamp may still be lowered. */
+  floorOf(node: OurNode, db: Database, table: string, id: string): Standing {
+    if (this.#of(node).unsettled.has(`${table}/${id}`)) return undefined;
+    return this.versionAt(db, table, id);
+  }
+
+  #promise(node: OurNode, key: string, version: number): void {
+    const { held } = this.#of(node);
+    if (version > (held.get(key) ?? -Infinity)) held.set(key, version);
+    if (version > (this.promised.get(key) ?? -Infinity)) this.promised.set(key, version);
+  }
+
+  /** A REST write was answered with this row. `floor`: what stood there when it was asked for. */
+  answered(node: OurNode, table: string, row: AnsweredRow, floor: Standing): void {
+    const key = `${table}/${row.id}`;
+    this.#of(node).written.add(key);
+    const version =
+      row.updated_at ?? this.versionAt(node.running!.store.db, table, row.id) ?? Number.NaN;
+    if (Number.isNaN(version)) {
+      this.#find(`${node.url} answered and has no ${key}`);
+      return;
+    }
+    if (floor !== undefined && version <= floor) {
+      this.#find(`${node.url} wrote ${key} at ${version}, not above ${floor} (X5)`);
+    }
+    this.#promise(node, key, version);
+    this.checkHeld(node, node.running!.store.db, key);
+  }
+
+  removed(node: OurNode, table: string, id: string, floor: Standing): void {
+    const key = `${table}/${id}`;
+    this.#of(node).written.add(key);
+    if (floor !== undefined) this.#promise(node, key, floor);
+    this.checkHeld(node, node.running!.store.db, key);
+  }
+
+  /** A batch was acknowledged. */
+  acknowledged(node: OurNode, request: WireRequest): void {
+    const { db } = node.running!.store;
+    const { written, hasAnnounced } = this.#of(node);
+    for (const { op, table, id, version } of changesOf(request)) {
+      if (id === undefined) continue;
+      const key = `${table}/${id}`;
+      if (version !== undefined) this.#promise(node, key, version);
+      this.checkHeld(node, db, key);
+      if (this.#options.isOursOnly && op !== "DELETE" && !written.has(key) && !hasAnnounced) {
+        const captured = db
+          .query<{ id: number }, [string, string]>(
+            `SELECT change_id AS id FROM _changes
+             WHERE table_name = ? AND row_id = ? AND op <> 'DELETE' AND only_for IS NULL`,
+          )
+          .get(table, id);
+        if (captured) this.#find(`${node.url} captured ${key}, which it received (X4)`);
+      }
+    }
+  }
+
+  checkHeld(node: OurNode, db: Database, key: string): void {
+    const version = this.#of(node).held.get(key);
+    if (version === undefined) return;
+    const [table, id] = splitKey(key);
+    const standing = this.versionAt(db, table, id);
+    if (standing !== undefined && standing >= version) return;
+    if (this.#of(node).unsettled.has(key)) return;
+    if (!this.isParked(db, table, id)) {
+      this.#find(`${node.url} promised ${key} at ${version} and has ${standing} (X1)`);
+    }
+  }
+
+  isParked(db: Database, table: string, id: string): boolean {
+    return (
+      db
+        .query(
+          "SELECT 1 FROM _dead_letter WHERE direction = 'received' AND table_name = ? AND row_id = ?",
+        )
+        .get(table, id) !== null
+    );
+  }
+
+  /** After a start: everything ever promised here. */
+  checkOpened(node: OurNode): void {
+    const running = node.running!;
+    this.#checkSettled(node, running);
+    for (const key of this.#of(node).held.keys()) this.checkHeld(node, running.store.db, key);
+    this.checkMoved(node, running);
+  }
+
+  // ── X2, X3 ──────────────────────────────────────────────────────────────────────────────────
+
+  moved(node: OurNode, move: Move): void {
+    const { refused } = this.#of(node);
+    if (move.refusal) {
+      refused.set(move.peer, Math.max(refused.get(move.peer) ?? 0, move.through));
+    }
+    this.#checkWatermark(node, move.peer, move.through);
+  }
+
+  #checkWatermark(node: OurNode, peer: string, through: number): void {
+    const acked = this.#options.network.acknowledged(node.url, peer);
+    const allowed = Math.max(acked, this.#of(node).refused.get(peer) ?? 0);
+    if (through > allowed) {
+      this.#find(
+        `${node.url} moved the watermark of ${peer} to ${through}; it acknowledged ${acked} (X2)`,
+      );
+    }
+  }
+
+  /** Watermarks were written to the file. */
+  checkMoved(node: OurNode, running: Running): void {
+    const { db } = running.store;
+    const peers = db
+      .query<{ url: string; acked: number }, []>(
+        "SELECT peer_url AS url, last_acked AS acked FROM _peer_state",
+      )
+      .all();
+    for (const { url, acked } of peers) this.#checkWatermark(node, url, acked);
+    if (peers.length === 0) return;
+    const least = Math.min(...peers.map(({ acked }) => acked));
+    const oldest = db
+      .query<{ id: number | null }, []>("SELECT min(change_id) AS id FROM _changes")
+      .get()!.id;
+    if (oldest !== null && oldest <= least) {
+      this.#find(`${node.url} keeps change ${oldest}, which every peer has up to ${least} (X3)`);
+    }
+  }
+
+  // ── X5, X6 ──────────────────────────────────────────────────────────────────────────────────
+
+  /** Called inside the program's transaction, before it writes. */
+  beforeProgram(_node: OurNode, db: Database, keys: readonly string[]): Before {
+    const tables = new Set(keys.map((key) => splitKey(key)[0]));
+    return {
+      ...readStandings(db, tables),
+      newest: newestChange(db),
+      tables,
+    };
+  }
+
+  /** After its commit. */
+  afterProgram(node: OurNode, before: Before): void {
+    const record = this.#of(node);
+    const touched = new Set<string>();
+    const { program } = node;
+    const logged = program
+      .query<{ tbl: string; id: string }, [number]>(
+        "SELECT table_name AS tbl, row_id AS id FROM _changes WHERE change_id > ?",
+      )
+      .all(before.newest);
+    for (const { tbl, id } of logged) touched.add(`${tbl}/${id}`);
+    const after = readStandings(program, before.tables);
+    for (const [key, content] of before.contents) {
+      if (after.contents.get(key) !== content) touched.add(key);
+    }
+    for (const key of after.contents.keys()) if (!before.contents.has(key)) touched.add(key);
+    for (const key of touched) {
+      record.written.add(key);
+      if (!record.unsettled.has(key)) record.unsettled.set(key, before.standings.get(key));
+    }
+  }
+
+  /** After every commit of the node: everything is settled then. */
+  checkCommitted(node: OurNode, running: Running): void {
+    const { db } = running.store;
+    const flag = db
+      .query<{ value: number }, []>("SELECT value FROM _meta WHERE key = 'syncing'")
+      .get();
+    if (flag?.value !== 0) this.#find(`${node.url} left the syncing flag up (X6)`);
+    this.#checkSettled(node, running);
+  }
+
+  #checkSettled(node: OurNode, running: Running): void {
+    const { unsettled } = this.#of(node);
+    if (unsettled.size === 0) return;
+    const { db } = running.store;
+    for (const [key, before] of unsettled) {
+      const [table, id] = splitKey(key);
+      const row = db
+        .query<{ stamp: number | null; kind: string }, [string]>(
+          `SELECT updated_at AS stamp, typeof(updated_at) AS kind FROM ${table} WHERE id = ?`,
+        )
+        .get(id);
+      const standing = this.versionAt(db, table, id);
+      if (row !== null) {
+        const isAbove = row.kind === "integer" && row.stamp! > (before ?? -Infinity);
+        if (isAbove) continue;
+        this.#find(`${node.url} settled ${key} at ${row.stamp}; it replaced ${before} (X5)`);
+      } else if (before !== undefined && (standing === undefined || standing < before)) {
+        this.#find(`${node.url} settled the delete of ${key} at ${standing}, below ${before} (X5)`);
+      }
+    }
+    unsettled.clear();
+  }
+
+  onEvent(node: OurNode, kind: string): void {
+    if (kind === "gap" || kind === "registered" || kind === "flag-restored") {
+      this.#of(node).hasAnnounced = true;
+    }
+  }
+
+  /** A write of this row was asked for here, whether or not it is answered. */
+  touches(node: OurNode, table: string, id: string): void {
+    this.#of(node).written.add(`${table}/${id}`);
+  }
+
+  /** An id that this node made. */
+  made(node: OurNode, id: string, tables: readonly string[]): void {
+    for (const table of tables) this.#of(node).written.add(`${table}/${id}`);
+  }
+
+  #find(text: string): void {
+    this.#options.world.fail(new Finding(text));
+  }
+}
+
+export function splitKey(key: string): [table: string, id: string] {
+  const at = key.indexOf("/");
+  return [key.slice(0, at), key.slice(at + 1)];
+}
+
+function newestChange(db: Database): number {
+  return (
+    db.query<{ id: number | null }, []>("SELECT max(change_id) AS id FROM _changes").get()!.id ?? 0
+  );
+}
+
+function readStandings(
+  db: Database,
+  tables: ReadonlySet<string>,
+): { standings: Map<string, Standing>; contents: Map<string, string> } {
+  const standings = new Map<string, Standing>();
+  const contents = new Map<string, string>();
+  for (const table of tables) {
+    const stones = db
+      .query<{ id: string; version: number }, [string]>(
+        "SELECT id, version FROM _hooksync_tombstones WHERE tbl = ?",
+      )
+      .all(table);
+    for (const { id, version } of stones) standings.set(`${table}/${id}`, version);
+    const rows = db
+      .query<{ id: string; stamp: number; row: string }, []>(
+        `SELECT id, CASE typeof(updated_at) WHEN 'integer' THEN updated_at ELSE -1 END AS stamp, updated_at AS row FROM ${table}`,
+      )
+      .all();
+    for (const { id, stamp, row } of rows) {
+      const key = `${table}/${id}`;
+      standings.set(key, Math.max(stamp, standings.get(key) ?? -Infinity));
+      contents.set(key, String(row));
+    }
+  }
+  return { standings, contents };
+}
+
+interface Claimed {
+  readonly op: string;
+  readonly table: string;
+  readonly id: string | undefined;
+  readonly version: number | undefined;
+}
+
+function changesOf(request: WireRequest): Claimed[] {
+  const batch = JSON.parse(new TextDecoder().decode(request.body)) as {
+    changes:
+      | {
+          op: string;
+          table: string;
+          row: { id?: string; updated_at?: number | null } | null;
+          old_id: string | null;
+        }[]
+      | null;
+  };
+  return (batch.changes ?? []).map(({ op, table, row, old_id: oldId }) => ({
+    op,
+    table,
+    id: op === "DELETE" ? (oldId ?? undefined) : row?.id,
+    version: row === null ? undefined : (row.updated_at ?? 0),
+  }));
+}

@@ -1,0 +1,503 @@
+/**
+ * One seed from its plan to its verdict.
+ *
+ * Phase one: the workload and all faults of the plan; safety.ts looks on. Phase two: the faults are over;
+ * within a bounded time every node must hold the same, by value and type (as much as survives them on
+ * nodes of other makes), and then there must be silence, also after the repeats of healing have had
+ * their days.
+ */
+
+import { drainMicrotasks } from "bun:jsc";
+import { Database } from "bun:sqlite";
+import { mkdirSync, readFileSync, rmSync } from "node:fs";
+import { Store } from "../../lib/store/store.ts";
+import { Chance } from "./chance.ts";
+import { type Content, difference, readContent } from "./content.ts";
+import { LegacyHub } from "./legacy-hub.ts";
+import { LegacyNode } from "./legacy-node.ts";
+import { type FaultCounts, Network, QUIET_NETWORK } from "./network.ts";
+import { OurNode } from "./our-node.ts";
+import type { Incident, Plan } from "./plan.ts";
+import { Safety, splitKey } from "./safety.ts";
+import type { Schema } from "./schema.ts";
+import { Workload } from "./workload.ts";
+import { EPOCH_MS, Finding, WallClock, World } from "./world.ts";
+
+export interface Verdict {
+  readonly seed: number;
+  /** Undefined where all is well. */
+  readonly failure: unknown;
+  /** Rows that differ at the end. */
+  readonly rows: readonly string[];
+  readonly faults: FaultCounts;
+  readonly events: number;
+  readonly writes: number;
+  readonly deliveries: number;
+  /** Virtual time from the last fault until all nodes were equal, ms. */
+  readonly equalAfterMs: number | undefined;
+}
+
+export interface TraceLine {
+  readonly atMs: number;
+  readonly text: string;
+  readonly key: string | undefined;
+}
+
+const SECOND_MS = 1_000;
+const MINUTE_MS = 60 * SECOND_MS;
+const HOUR_MS = 60 * MINUTE_MS;
+const DAY_MS = 24 * HOUR_MS;
+/** Retries pause for up to 4 s (slow ones for a minute), a clash on a unique key waits a minute. */
+const EQUAL_MS_MAX = 6 * MINUTE_MS;
+/** Beside other makes an answer may come late: the repeats after a minute, ten minutes, an hour, a day. */
+const EQUAL_FOREIGN_MS_MAX = 4 * DAY_MS;
+/** Repeats end when the foreign peers have nothing left: behind a hub a day later. */
+const REPEATS_MS_MAX = 10 * DAY_MS;
+
+const FOLDER = `/dev/shm/hook-sync-sim-${process.pid}`;
+
+/** Runs a plan to its end. `onTrace` gets a line for everything that happens. */
+export function simulate(plan: Plan, onTrace?: (line: TraceLine) => void): Verdict {
+  const folder = `${FOLDER}/${plan.seed}`;
+  mkdirSync(folder, { recursive: true });
+  const simulation = new Simulation(plan, folder, onTrace);
+  let failure: unknown;
+  try {
+    simulation.run();
+  } catch (error) {
+    failure = error;
+  } finally {
+    simulation.close();
+    rmSync(folder, { recursive: true, force: true });
+  }
+  return simulation.verdict(failure);
+}
+
+class Simulation {
+  readonly #plan: Plan;
+  readonly #world = new World();
+  readonly #network: Network;
+  readonly #safety: Safety;
+  readonly #workload: Workload;
+  readonly #faults: FaultCounts = new Map();
+  readonly #nodes: (OurNode | LegacyNode)[] = [];
+  readonly #hub: LegacyHub | undefined;
+  readonly #ends = new Set<() => void>();
+  #isOver = false;
+  #writes = 0;
+  #differing: string[] = [];
+  #equalAfterMs: number | undefined;
+
+  constructor(plan: Plan, folder: string, onTrace: ((line: TraceLine) => void) | undefined) {
+    this.#plan = plan;
+    if (onTrace) this.#world.onTrace = (atMs, text, key) => onTrace({ atMs, text, key });
+    const world = this.#world;
+    const { seed, nodes, schema } = plan;
+    this.#network = new Network(world, new Chance(seed, 2), plan.network, this.#faults);
+    this.#safety = new Safety({ world, network: this.#network, isOursOnly: !plan.hasForeign });
+    this.#workload = new Workload(plan, new Chance(seed, 3));
+    const hubUrl = "http://hub";
+    const urlOf = (index: number) => `http://n${index}`;
+    for (const [index, node] of nodes.entries()) {
+      const others = nodes.flatMap((_, other) => (other === index ? [] : [urlOf(other)]));
+      const peers = {
+        mesh: others,
+        hub: [hubUrl],
+        "mesh and hub": [...others, hubUrl],
+      }[plan.topology];
+      const common = {
+        world,
+        chance: new Chance(seed, 100 + index),
+        network: this.#network,
+        clock: new WallClock(world, node.offsetMs, node.drift),
+        url: urlOf(index),
+        peers,
+      };
+      if (node.slowMs > 0) this.#network.slowMs.set(common.url, node.slowMs);
+      if (node.make !== "ours") {
+        this.#nodes.push(new LegacyNode({ ...common, make: node.make, schema }));
+        continue;
+      }
+      const { batchMs, namesItself } = node;
+      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs } = plan;
+      this.#nodes.push(
+        new OurNode({
+          ...common,
+          safety: this.#safety,
+          namesItself,
+          folder,
+          image: imageOf(schema),
+          tables: schema.tables.map(({ name }) => name),
+          batchMs,
+          batchChangesMax,
+          batchBytesMax,
+          tombstoneRetentionMs,
+        }),
+      );
+    }
+    for (const node of this.#nodes) this.#network.add(node);
+    if (plan.topology !== "mesh") {
+      this.#hub = new LegacyHub({
+        world,
+        chance: new Chance(seed, 4),
+        network: this.#network,
+        url: hubUrl,
+        peers: nodes.map((_, index) => urlOf(index)),
+      });
+      this.#network.add(this.#hub);
+    }
+  }
+
+  get #ours(): OurNode[] {
+    return this.#nodes.filter((node) => node instanceof OurNode);
+  }
+
+  get #legacy(): LegacyNode[] {
+    return this.#nodes.filter((node) => node instanceof LegacyNode);
+  }
+
+  run(): void {
+    this.#scheduleStart();
+    this.#scheduleWrites();
+    for (const { atMs, what } of this.#plan.incidents) {
+      this.#world.at(atMs, () => this.#befall(what));
+    }
+    this.#world.runUntil(this.#plan.activeMs);
+    this.#endFaults();
+    this.#waitForEquality();
+    this.#waitForSilence();
+    this.#checkEnd();
+  }
+
+  // ── Phase one ───────────────────────────────────────────────────────────────────────────────
+
+  #scheduleStart(): void {
+    const chance = new Chance(this.#plan.seed, 5);
+    for (const node of this.#ours) {
+      this.#world.at(chance.hits(0.8) ? 0 : chance.below(this.#plan.activeMs), () => node.start());
+    }
+  }
+
+  #scheduleWrites(): void {
+    const chance = new Chance(this.#plan.seed, 6);
+    const { workload, activeMs } = this.#plan;
+    for (let n = 0; n < workload.writes; n++) {
+      const together = chance.hits(workload.together) ? chance.between(2, 3) : 1;
+      const atMs = chance.below(activeMs);
+      for (let m = 0; m < together; m++) {
+        const node = chance.pick(this.#nodes);
+        this.#world.at(atMs, () => {
+          this.#writes++;
+          this.#workload.act(node);
+        });
+      }
+    }
+  }
+
+  #befall(incident: Incident): void {
+    const count = (what: string) => this.#faults.set(what, (this.#faults.get(what) ?? 0) + 1);
+    if (incident.kind === "partition") {
+      const url = (index: number) => this.#nodes[index]!.url;
+      for (const from of incident.from) {
+        for (const to of incident.to) {
+          if (from === to) continue;
+          this.#for(incident.forMs, this.#network.separate(url(from), url(to), incident.wall));
+        }
+      }
+      return;
+    }
+    const node = this.#nodes[incident.node]!;
+    if (incident.kind === "clock") {
+      count("clock step");
+      node.clock.offsetMs += incident.byMs;
+      this.#world.trace(`${node.url} clock steps by ${incident.byMs} ms`);
+      return;
+    }
+    if (!(node instanceof OurNode)) return;
+    switch (incident.kind) {
+      case "alter":
+        count("column added");
+        node.runProgram([], [this.#plan.schema.later[incident.statement]!.sql]);
+        return;
+      case "vacuum":
+        count("vacuum");
+        try {
+          node.program.run("VACUUM");
+          node.running?.wake();
+        } catch {
+          // Locked or full: a program would try again later.
+        }
+        return;
+    }
+    if (!node.isUp) return;
+    switch (incident.kind) {
+      case "crash":
+        count(`crash ${incident.point}`);
+        node.crash(incident.point, incident.forMs);
+        return;
+      case "restart":
+        count("restart");
+        node.restart(incident.forMs);
+        return;
+      case "disk-full": {
+        count("disk full");
+        const running = node.running!;
+        const { db } = running.store;
+        const pages = db.query<{ page_count: number }, []>("PRAGMA page_count").get()!.page_count;
+        db.run(`PRAGMA max_page_count = ${pages}`);
+        running.isHindered = true;
+        this.#for(incident.forMs, () => {
+          if (!running.isAlive) return;
+          db.run("PRAGMA max_page_count = 1000000");
+          running.isHindered = false;
+        });
+        return;
+      }
+      case "locked": {
+        const running = node.running!;
+        const { program } = node;
+        try {
+          program.run("BEGIN IMMEDIATE");
+        } catch {
+          return;
+        }
+        count("locked");
+        running.isHindered = true;
+        this.#for(incident.forMs, () => {
+          // A crash of the node closed the program's connection with it.
+          if (!running.isAlive) return;
+          if (program.inTransaction) program.run("ROLLBACK");
+          running.isHindered = false;
+        });
+      }
+    }
+  }
+
+  /** Undoes a fault when its time is over, or when all faults end. */
+  #for(forMs: number, undo: () => void): void {
+    const end = () => {
+      if (this.#ends.delete(end)) undo();
+    };
+    this.#ends.add(end);
+    this.#world.at(forMs, end);
+  }
+
+  // ── Phase two ───────────────────────────────────────────────────────────────────────────────
+
+  #endFaults(): void {
+    this.#world.trace("the faults are over");
+    for (const end of [...this.#ends]) end();
+    this.#network.faults = QUIET_NETWORK;
+    this.#network.slowMs.clear();
+    for (const node of this.#ours) {
+      for (const { table, column, sql } of this.#plan.schema.later) {
+        const has = node.program
+          .query("SELECT 1 FROM pragma_table_info(?) WHERE name = ?")
+          .get(table, column);
+        if (!has) node.runProgram([], [sql]);
+      }
+    }
+  }
+
+  #waitForEquality(): void {
+    const { activeMs, hasForeign } = this.#plan;
+    const clocks = this.#nodes.map((node) => node.clock.peekMs());
+    const apartMs = Math.max(...clocks) - Math.min(...clocks);
+    // What is more than an hour ahead of a node's clock waits there until it is due.
+    const waitMs = (hasForeign ? EQUAL_FOREIGN_MS_MAX : EQUAL_MS_MAX) + 2 * apartMs;
+    this.#advance(waitMs, () => this.#isEqual());
+    if (!this.#isEqual()) {
+      this.#differing = this.#compare();
+      throw new Finding(`not equal ${waitMs / SECOND_MS} s after the faults: ${this.#describe()}`);
+    }
+    this.#equalAfterMs = this.#world.nowMs - activeMs;
+    this.#world.trace("all nodes are equal");
+  }
+
+  #waitForSilence(): void {
+    const { hasForeign, waitsForDays } = this.#plan;
+    const isHealing = () => this.#ours.some((node) => node.running?.store.healing.isWaiting);
+    if (hasForeign) {
+      this.#advance(REPEATS_MS_MAX, () => !isHealing());
+      if (isHealing()) throw new Finding(`repeats go on for ${REPEATS_MS_MAX / DAY_MS} days`);
+    }
+    // What came due just now is still on its way.
+    this.#advance(MINUTE_MS, () => false);
+    const before = this.#network.deliveries;
+    this.#advance(waitsForDays ? 26 * HOUR_MS : 12 * MINUTE_MS, () => false);
+    const after = this.#network.deliveries - before;
+    if (after > 0) throw new Finding(`${after} batches were sent when there was nothing to send`);
+  }
+
+  /** Lets time pass in growing steps, until this is so or the time is over. */
+  #advance(forMs: number, isDone: () => boolean): void {
+    const untilMs = this.#world.nowMs + forMs;
+    let stepMs = 200;
+    while (!isDone() && this.#world.nowMs < untilMs) {
+      for (const node of this.#ours) node.idleMsMax = Math.max(node.idleMsMax, stepMs);
+      this.#world.runUntil(Math.min(untilMs, this.#world.nowMs + stepMs));
+      stepMs = Math.min(Math.round(stepMs * 1.5), 20 * MINUTE_MS);
+    }
+  }
+
+  #isEqual(): boolean {
+    if (this.#network.inFlight > 0 || (this.#hub?.waiting ?? 0) > 0) return false;
+    for (const node of this.#nodes) {
+      if (node instanceof OurNode && node.running === undefined) return false;
+      const db = node instanceof OurNode ? node.running!.store.db : node.db;
+      if (db.query("SELECT 1 FROM _changes LIMIT 1").get() !== null) return false;
+    }
+    return this.#compare().length === 0;
+  }
+
+  /** Rows that are not the same everywhere. */
+  #compare(): string[] {
+    const tables = this.#plan.schema.tables.map(({ name }) => name);
+    const [first, ...rest] = this.#ours;
+    const read = (node: OurNode | LegacyNode, exact: boolean): Content => {
+      const db = node instanceof OurNode ? node.running?.store.db : node.db;
+      return db === undefined ? new Map() : readContent(db, tables, exact);
+    };
+    // A hub between ours takes numbers as doubles, too.
+    const isExact = this.#plan.topology !== "hub";
+    const own = read(first!, isExact);
+    const differing = new Set(rest.flatMap((node) => difference(own, read(node, isExact))));
+    if (this.#legacy.length > 0) {
+      const reduced = read(first!, false);
+      for (const node of this.#legacy) {
+        for (const key of difference(reduced, read(node, false))) differing.add(key);
+      }
+    }
+    return [...differing];
+  }
+
+  #describe(): string {
+    const tables = this.#plan.schema.tables.map(({ name }) => name);
+    const lines = this.#nodes.map((node) => {
+      const db = node instanceof OurNode ? node.running?.store.db : node.db;
+      if (db === undefined) return `${node.url} is down`;
+      const content = readContent(db, tables, node instanceof OurNode);
+      const { waiting } = db
+        .query<{ waiting: number }, []>("SELECT count(*) AS waiting FROM _changes")
+        .get()!;
+      const rows = this.#differing.map((key) => `    ${key}: ${content.get(key) ?? "none"}`);
+      return `  ${node.url}, ${waiting} in its log\n${rows.join("\n")}`;
+    });
+    return `\n${lines.join("\n")}`;
+  }
+
+  #checkEnd(): void {
+    this.#differing = this.#compare();
+    if (this.#differing.length > 0) {
+      throw new Finding(`equal, and then not any more: ${this.#describe()}`);
+    }
+    for (const node of this.#ours) {
+      const { db } = node.running!.store;
+      // What lost against another row on a unique key stays; what is far ahead waits until it is due.
+      const letters = db
+        .query<{ reason: string }, [number]>(
+          `SELECT direction || ' ' || code || ': ' || reason AS reason FROM _dead_letter
+           WHERE code <> 'lost' AND NOT (code = 'ahead' AND retry_at > ?)`,
+        )
+        .all(node.clock.peekMs() - HOUR_MS);
+      if (letters.length > 0) {
+        throw new Finding(
+          `${node.url} has dead letters: ${letters.map((l) => l.reason).join("; ")}`,
+        );
+      }
+      this.#checkPromised(node);
+      const check = db.query<{ integrity_check: string }, []>("PRAGMA integrity_check").get()!;
+      if (check.integrity_check !== "ok")
+        throw new Finding(`${node.url}: ${check.integrity_check}`);
+    }
+  }
+
+  /** What any node of ours promised, all of ours have. */
+  #checkPromised(node: OurNode): void {
+    const { db } = node.running!.store;
+    for (const [key, version] of this.#safety.promised) {
+      const [table, id] = splitKey(key);
+      const standing = this.#safety.versionAt(db, table, id);
+      // With a short retention the delete may have been forgotten since.
+      if (standing === undefined && this.#plan.tombstoneRetentionMs < DAY_MS) continue;
+      if (this.#safety.isParked(db, table, id)) continue;
+      if (standing === undefined || standing < version) {
+        throw new Finding(`${node.url} has ${key} at ${standing}; ${version} was promised (X1)`);
+      }
+    }
+  }
+
+  verdict(failure: unknown): Verdict {
+    return {
+      seed: this.#plan.seed,
+      failure,
+      rows: this.#differing,
+      faults: this.#faults,
+      events: this.#world.events,
+      writes: this.#writes,
+      deliveries: this.#network.deliveries,
+      equalAfterMs: this.#equalAfterMs,
+    };
+  }
+
+  close(): void {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    for (const node of this.#nodes) node.close();
+    drainMicrotasks();
+    // What was ended closes its file a moment later; nothing else happens any more.
+    try {
+      this.#world.runUntil(this.#world.nowMs);
+    } catch {
+      // The failure that is being reported.
+    }
+  }
+}
+
+const images = new Map<Schema, Uint8Array>();
+
+/** A file of ours with these tables, as it is after its first start. */
+function imageOf(schema: Schema): Uint8Array {
+  let image = images.get(schema);
+  if (image === undefined) {
+    mkdirSync(FOLDER, { recursive: true });
+    const path = `${FOLDER}/${schema.name}.db`;
+    const soon: (() => void)[] = [];
+    const store = Store.open({
+      path,
+      nodeId: "image",
+      asked: undefined,
+      schemaSql: schema.tables.map(({ sql }) => `${sql};`).join("\n"),
+      synchronous: "normal",
+      parkedBytesMax: 1,
+      tombstoneRetentionMs: 1,
+      acceptOldFile: true,
+      clock: { nowMs: () => EPOCH_MS, monotonicMs: () => 0 },
+      timers: { after: () => () => {}, soon: (run) => void soon.push(run) },
+      random: new Chance(0),
+      onEvent: () => {},
+      onCommit: () => {},
+    });
+    let isClosed = false;
+    void store.close().then(() => {
+      isClosed = true;
+    });
+    while (!isClosed) {
+      for (const run of soon.splice(0)) run();
+      drainMicrotasks();
+    }
+    // What names a file is not part of it: every node begins with one of its own.
+    const db = new Database(path);
+    db.run("DELETE FROM _hooksync WHERE key IN ('db_id', 'node_id')");
+    db.close(true);
+    image = readFileSync(path);
+    images.set(schema, image);
+    rmSync(path);
+  }
+  return image;
+}
+
+/** Takes away what simulations of this process left. */
+export function cleanUp(): void {
+  rmSync(FOLDER, { recursive: true, force: true });
+}
