@@ -2,17 +2,16 @@
  * Changes that a statement for many rows can take: found and bound here, without SQL. Whole rows of one
  * table and shape, and plain deletes; whatever is unusual in any way is for the row path to decide.
  */
-import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
+import { isObject, type JsonValue, type ReceivedChange } from "../protocol/batch.ts";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
 import type { Survey } from "./catalog.ts";
 import type { SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 import type { Binding } from "./table-writer.ts";
 
-/** Rows of one table that are there once each, so that their order does not matter. */
+/** Changes of one table, of each row one at most, so that their order does not matter. */
 export interface Run {
   readonly table: SyncedTable;
-  readonly ids: Set<string>;
   readonly upserts: Upserts;
   readonly deletes: Deletes;
 }
@@ -50,6 +49,16 @@ interface Shape {
 
 type JsonObject = { readonly [member: string]: JsonValue };
 
+/** What waits to be written of one table. */
+interface Pending {
+  /** In the order in which they must be written: a row's second change is in the second run. */
+  readonly runs: Run[];
+  /** How many runs hold a change of this row. */
+  readonly runsById: Map<string, number>;
+}
+
+/** A row that changes more often in one slice is written in between. */
+const RUNS_PER_TABLE_MAX = 16;
 /** A table whose senders spell it in more ways than this has its other rows decided one by one. */
 const SHAPES_PER_TABLE_MAX = 8;
 
@@ -58,75 +67,81 @@ export class RunReader {
   readonly #context: RunContext;
   readonly #aheadMs: number;
   readonly #shapes = new Map<string, Shape[]>();
-  readonly #runs = new Map<SyncedTable, Run>();
+  readonly #pending = new Map<SyncedTable, Pending>();
 
   constructor(context: RunContext) {
     this.#context = context;
     this.#aheadMs = context.nowMs + VERSION_AHEAD_MS_MAX;
   }
 
-  /** The run of this table that waits to be written. */
-  pending(table: SyncedTable): Run | undefined {
-    return this.#runs.get(table);
+  /**
+   * Whether a change of this row, decided alone, would overtake one that waits. Rows of one table may
+   * change places, but not a row with itself, and not with one in its way.
+   */
+  overtakes(table: SyncedTable, id: string): boolean {
+    const pending = this.#pending.get(table);
+    if (pending === undefined) return false;
+    return pending.runsById.has(id) || table.uniqueKeys.length > 0;
   }
 
   /** Takes and forgets what waits: of one table, or of all. */
   take(table?: SyncedTable): Run[] {
     if (table === undefined) {
-      const runs = [...this.#runs.values()];
-      this.#runs.clear();
+      const runs = [...this.#pending.values()].flatMap((pending) => pending.runs);
+      this.#pending.clear();
       return runs;
     }
-    const run = this.#runs.get(table);
-    this.#runs.delete(table);
-    return run ? [run] : [];
+    const runs = this.#pending.get(table)?.runs ?? [];
+    this.#pending.delete(table);
+    return runs;
   }
 
   /**
-   * Adds the change to the run of its table. `unfit`: it is for the row path. `full`: its row is in the
-   * run already, which must be written first.
+   * Adds the change to a run of its table. `unfit`: it is for the row path. `full`: what waits of its
+   * table must be written first.
    */
   add(change: ReceivedChange, at: number): "added" | "unfit" | { readonly full: SyncedTable } {
     const { value } = change;
     if (!isObject(value) || change.repeatsMember || change.surrogates) return "unfit";
-    const row = member(value, "row");
-    const tableName = member(value, "table");
+    // None of these names is one of Object's own, so nothing inherited can answer.
+    const row = value["row"];
+    const tableName = value["table"];
     if (typeof tableName !== "string" || !isObject(row)) return "unfit";
     const shape = this.#shapeOf(tableName, row);
     if (shape === undefined) return "unfit";
-    const op = member(value, "op");
+    const op = value["op"];
     const isDelete = op === "DELETE";
     if (!isDelete && op !== "INSERT" && op !== "UPDATE") return "unfit";
-    const oldId = isDelete ? member(value, "old_id") : undefined;
+    const oldId = isDelete ? value["old_id"] : undefined;
     const id = typeof oldId === "string" && oldId !== "" ? oldId : row[shape.idName];
     const version = row[shape.versionName];
     if (typeof id !== "string" || id === "") return "unfit";
+    if (names(value["blobs"], shape.idName) || names(value["texts"], shape.idName)) return "unfit";
     if (typeof version !== "number" || !Number.isSafeInteger(version) || version > this.#aheadMs) {
       return "unfit";
     }
-    const run = this.#runOf(shape.table);
-    if (run.ids.has(id)) return { full: shape.table };
+    const { table } = shape;
+    const pending = this.#pendingOf(table);
+    const before = pending.runsById.get(id) ?? 0;
+    const runsMax = table.uniqueKeys.length > 0 ? 1 : RUNS_PER_TABLE_MAX;
+    if (before >= runsMax) return { full: table };
+    const run = pending.runs[before] ?? newRun(table, pending);
     const list = isDelete ? run.deletes : run.upserts;
     if (!isDelete && !this.#bind(change, value, row, shape, run.upserts.bindings)) return "unfit";
     list.at.push(at);
     list.ids.push(id);
     list.versions.push(version);
-    run.ids.add(id);
+    pending.runsById.set(id, before + 1);
     return "added";
   }
 
-  #runOf(table: SyncedTable): Run {
-    let run = this.#runs.get(table);
-    if (run === undefined) {
-      run = {
-        table,
-        ids: new Set(),
-        upserts: { at: [], ids: [], versions: [], bindings: [] },
-        deletes: { at: [], ids: [], versions: [] },
-      };
-      this.#runs.set(table, run);
+  #pendingOf(table: SyncedTable): Pending {
+    let pending = this.#pending.get(table);
+    if (pending === undefined) {
+      pending = { runs: [], runsById: new Map() };
+      this.#pending.set(table, pending);
     }
-    return run;
+    return pending;
   }
 
   #shapeOf(tableName: string, row: JsonObject): Shape | undefined {
@@ -150,7 +165,7 @@ export class RunReader {
     shape: Shape,
     bindings: Binding[],
   ): boolean {
-    if (Object.hasOwn(value, "blobs") || Object.hasOwn(value, "texts")) return false;
+    if (value["blobs"] !== undefined || value["texts"] !== undefined) return false;
     const start = bindings.length;
     const { columns } = shape.table;
     for (let i = 0; i < columns.length; i++) {
@@ -169,6 +184,16 @@ export class RunReader {
     }
     return true;
   }
+}
+
+function newRun(table: SyncedTable, pending: Pending): Run {
+  const run = {
+    table,
+    upserts: { at: [], ids: [], versions: [], bindings: [] },
+    deletes: { at: [], ids: [], versions: [] },
+  };
+  pending.runs.push(run);
+  return run;
 }
 
 /** Whole rows only: every column of the table, and no other but generated ones. */
@@ -200,6 +225,10 @@ function hasShape(row: JsonObject, shape: Shape): boolean {
     i++;
   }
   return i === names.length;
+}
+
+function names(columns: JsonValue | undefined, column: string): boolean {
+  return Array.isArray(columns) && columns.includes(column);
 }
 
 /** Whether JSON.parse and Bun's binding lose nothing for this column (DESIGN.md, "Values on the wire"). */

@@ -157,11 +157,7 @@ export class Applier {
     if (reason !== undefined) {
       return this.#park(at, parkingOf(read, change, { code: "trigger", reason }), slice);
     }
-    const pending = reader?.pending(read.table);
-    // Rows of one table may change places, but not a row with itself, and not with one in its way.
-    if (reader && pending && (pending.ids.has(read.id) || read.table.uniqueKeys.length > 0)) {
-      this.#writeRuns(reader, slice, read.table);
-    }
+    if (reader?.overtakes(read.table, read.id)) this.#writeRuns(reader, slice, read.table);
     const outcome = this.#changes.write(read, change, {
       origin: sender.originOf(at),
       nowMs,

@@ -7,7 +7,7 @@ import type { ApplyParts, ApplyTally } from "./apply-parts.ts";
 import type { Deletes, Run, Upserts } from "./apply-run.ts";
 import type { Origin } from "./healing.ts";
 import { isRowFault } from "./row-fault.ts";
-import type { TableWriter } from "./table-writer.ts";
+import type { ChunkVerdict, TableWriter } from "./table-writer.ts";
 
 export interface ChunkContext {
   readonly isForeign: boolean;
@@ -18,11 +18,15 @@ export interface ChunkContext {
   readonly alone: (at: number) => void;
 }
 
-/** Shorter lists are not worth statements of their own. */
-const ROWS_MIN = 8;
+/** Fewer deletes are not worth statements of their own. */
+const DELETES_MIN = 8;
+/** As many rows are looked up among tombstones and notes at once. */
+const SIFT_ROWS_MIN = 3;
 
 export class ChunkWriter {
   readonly #parts: ApplyParts;
+  /** The last chunk held nothing new, as when a batch comes again: then the next is looked at first. */
+  #expectsRepeats = false;
 
   constructor(parts: ApplyParts) {
     this.#parts = parts;
@@ -39,7 +43,7 @@ export class ChunkWriter {
   #upsert(run: Run, context: ChunkContext): void {
     const { at } = run.upserts;
     const writer = this.#parts.writerFor(run.table);
-    const upserts = at.length < ROWS_MIN ? run.upserts : this.#sift(run, context);
+    const upserts = at.length < SIFT_ROWS_MIN ? run.upserts : this.#sift(run, context);
     let from = 0;
     for (;;) {
       const rows = writer.chunkSize(upserts.at.length - from);
@@ -95,6 +99,14 @@ export class ChunkWriter {
     const { table } = writer;
     const width = table.columns.length;
     const bindings = upserts.bindings.slice(from * width, (from + rows) * width);
+    if (this.#expectsRepeats) {
+      const verdicts = writer.compareChunk(rows, bindings);
+      this.#expectsRepeats = !verdicts.includes("other");
+      if (this.#expectsRepeats) {
+        this.#count(verdicts, upserts, from, context);
+        return;
+      }
+    }
     let written: number;
     try {
       if (healing.isActive) {
@@ -113,7 +125,18 @@ export class ChunkWriter {
       context.tally.applied += rows;
       return;
     }
-    for (const [i, verdict] of writer.compareChunk(rows, bindings).entries()) {
+    this.#expectsRepeats = written === 0;
+    this.#count(writer.compareChunk(rows, bindings), upserts, from, context);
+  }
+
+  /** What was not written: held already, stale, or for the row path. */
+  #count(
+    verdicts: readonly ChunkVerdict[],
+    upserts: Upserts,
+    from: number,
+    context: ChunkContext,
+  ): void {
+    for (const [i, verdict] of verdicts.entries()) {
       if (verdict === "equal") context.tally.applied++;
       else if (verdict === "other" || this.#mayAnswer(context))
         context.alone(upserts.at[from + i]!);
@@ -126,7 +149,7 @@ export class ChunkWriter {
     const { tombstones, columnNotes, log, healing, writerFor } = this.#parts;
     const { table } = run;
     const { at, ids, versions } = deletes;
-    if (at.length < ROWS_MIN) {
+    if (at.length < DELETES_MIN) {
       for (const each of at) context.alone(each);
       return;
     }

@@ -37,8 +37,8 @@ export interface SyncAnswer {
   readonly identity: Identity;
 }
 
-/** Between two looks at whether the transaction has become long; about a millisecond. */
-const SLICE_CHANGES = 500;
+/** Between two looks at whether the transaction has become long; about two milliseconds. */
+const SLICE_CHANGES = 1_000;
 /** Bodies held at once; above it a sender is asked to come back, instead of filling the memory. */
 const BODIES_BYTES_MAX = 256 * 1024 * 1024;
 const BODIES_MAX = 64;

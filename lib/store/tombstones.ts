@@ -5,6 +5,9 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 
+/** Rows per statement where many are deleted at once, the largest that fits first. */
+const ROWS_PER_STATEMENT: readonly number[] = [100, 20, 5, 1];
+const BEYOND_UTF16_ORDER = /[\ud800-\uffff]/;
 const NO_VERSIONS: ReadonlyMap<string, number> = new Map();
 
 export class Tombstones {
@@ -12,11 +15,14 @@ export class Tombstones {
   readonly #put: Statement<unknown, [string, string, number, number]>;
   readonly #any: Statement<unknown, [string]>;
   readonly #versions: Statement<{ id: string; version: number }, [string, string]>;
-  readonly #putMany: Statement<unknown, [string, string, number]>;
+  readonly #putMany = new Map<number, Statement<unknown, (string | number)[]>>();
+  readonly #db: Database;
+  readonly #anyBetween: Statement<unknown, [string, string, string]>;
   readonly #forget: Statement<unknown, [number, number]>;
   readonly #remove: Statement<unknown, [string, string]>;
 
   constructor(db: Database) {
+    this.#db = db;
     this.#version = db.prepare("SELECT version FROM _hooksync_tombstones WHERE tbl = ? AND id = ?");
     this.#put = db.prepare(
       `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at) VALUES (?, ?, ?, ?)
@@ -28,11 +34,8 @@ export class Tombstones {
       `SELECT s.id, s.version FROM json_each(?2) AS e CROSS JOIN _hooksync_tombstones AS s
        ON s.tbl = ?1 AND s.id = e.value`,
     );
-    this.#putMany = db.prepare(
-      `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at)
-       SELECT ?1, value ->> 0, value ->> 1, ?3 FROM json_each(?2) WHERE true
-       ON CONFLICT(tbl, id) DO UPDATE SET version = excluded.version, deleted_at = excluded.deleted_at
-       WHERE excluded.version >= version`,
+    this.#anyBetween = db.prepare(
+      "SELECT 1 FROM _hooksync_tombstones WHERE tbl = ? AND id BETWEEN ? AND ? LIMIT 1",
     );
     this.#forget = db.prepare(
       `DELETE FROM _hooksync_tombstones WHERE (tbl, id) IN (
@@ -53,9 +56,22 @@ export class Tombstones {
 
   /** Of these rows, the versions of those that were deleted. */
   versionsOf(tableKey: string, ids: readonly string[]): ReadonlyMap<string, number> {
-    if (!this.any(tableKey)) return NO_VERSIONS;
+    if (!this.#anyAmong(tableKey, ids)) return NO_VERSIONS;
     const rows = this.#versions.all(tableKey, JSON.stringify(ids));
     return new Map(rows.map((row) => [row.id, row.version]));
+  }
+
+  /** A look at where they would stand: new rows mostly have ids above those of all deleted ones. */
+  #anyAmong(tableKey: string, ids: readonly string[]): boolean {
+    if (ids.length === 0) return false;
+    let [least, most] = [ids[0]!, ids[0]!];
+    for (const id of ids) {
+      if (id < least) least = id;
+      if (id > most) most = id;
+    }
+    // Beyond these, strings here and bytes there are not in the same order.
+    if (BEYOND_UTF16_ORDER.test(ids.join(""))) return this.any(tableKey);
+    return this.#anyBetween.get(tableKey, least, most) !== null;
   }
 
   putMany(
@@ -63,8 +79,30 @@ export class Tombstones {
     rows: readonly { readonly id: string; readonly version: number }[],
     nowMs: number,
   ): void {
-    const pairs = JSON.stringify(rows.map(({ id, version }) => [id, version]));
-    this.#putMany.run(tableKey, pairs, nowMs);
+    for (let at = 0; at < rows.length; ) {
+      const count = ROWS_PER_STATEMENT.find((size) => size <= rows.length - at)!;
+      const bindings: (string | number)[] = [tableKey, nowMs];
+      for (const { id, version } of rows.slice(at, at + count)) bindings.push(id, version);
+      this.#putStatement(count).run(...bindings);
+      at += count;
+    }
+  }
+
+  #putStatement(rows: number): Statement<unknown, (string | number)[]> {
+    let statement = this.#putMany.get(rows);
+    if (statement === undefined) {
+      const marks = Array.from(
+        { length: rows },
+        (_, i) => `(?1, ?${2 * i + 3}, ?${2 * i + 4}, ?2)`,
+      );
+      statement = this.#db.prepare(
+        `INSERT INTO _hooksync_tombstones(tbl, id, version, deleted_at) VALUES ${marks.join(", ")}
+         ON CONFLICT(tbl, id) DO UPDATE SET version = excluded.version, deleted_at = excluded.deleted_at
+         WHERE excluded.version >= version`,
+      );
+      this.#putMany.set(rows, statement);
+    }
+    return statement;
   }
 
   /** Keeps the higher version where there is one already. */

@@ -44,6 +44,7 @@ const ODDITIES = [
   "unknown table",
   "no id",
   "surrogate",
+  "id as bytes",
 ] as const;
 type Oddity = (typeof ODDITIES)[number];
 
@@ -102,6 +103,7 @@ function writeChange(random: Seeded, style: Style): string {
   const spelled = ordered.map(([name, text]) => `"${isUpper ? name.toUpperCase() : name}":${text}`);
   const row = op === "DELETE" && is("delete without a row") ? "null" : `{${spelled.join(",")}}`;
   const oldId = op === "DELETE" && random.chance(0.9) ? `"${id}"` : random.pick(["null", '""']);
+  if (is("id as bytes")) blobs.push(table.id);
   const isNamed = blobs.length > 0 && !is("blobs member lost");
   const named = isNamed ? `,"blobs":${JSON.stringify(blobs)}` : "";
   const known = is("table in other case") ? table.name.toUpperCase() : table.name;
