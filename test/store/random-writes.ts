@@ -219,7 +219,6 @@ export function quietRows(schema: WrittenSchema): string[] {
 /** One connection's work: switches, transactions, some of them given up. */
 export function randomSession(schema: WrittenSchema, random: Seeded): string[] {
   const statements = [
-    "PRAGMA synchronous = OFF",
     `PRAGMA recursive_triggers = ${random.pick(["ON", "OFF"])}`,
     `PRAGMA foreign_keys = ${random.pick(["ON", "OFF"])}`,
   ];

@@ -27,7 +27,7 @@ export function bunProgram(): Program {
       .get()!.v,
     run: (path, statements) => {
       const db = new Database(path);
-      db.run("PRAGMA busy_timeout = 5000");
+      db.run("PRAGMA busy_timeout = 5000; PRAGMA synchronous = OFF");
       const errors = statements.map((sql) => {
         try {
           db.run(sql);
@@ -53,6 +53,7 @@ print(sqlite3.sqlite_version, flush=True)
 for line in sys.stdin:
     path, statements = json.loads(line)
     db = sqlite3.connect(path, timeout=5, isolation_level=None)
+    db.execute("PRAGMA synchronous = OFF")
     errors = []
     for sql in statements if isinstance(statements, list) else [statements]:
         try:

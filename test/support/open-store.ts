@@ -90,7 +90,8 @@ export class StoreFile {
   #elsewhere<T>(work: (db: Database) => T): T {
     const db = new Database(this.path);
     try {
-      db.run("PRAGMA busy_timeout = 5000");
+      // Nothing here is about a power cut.
+      db.run("PRAGMA busy_timeout = 5000; PRAGMA synchronous = OFF");
       return work(db);
     } finally {
       db.close();
