@@ -51,6 +51,18 @@ interface KnownEntry {
   readonly version: number | null;
   readonly size: number;
   readonly same: number;
+  /** 1 where the change in hand has every column of this one. */
+  readonly is_covered: number;
+  /** 1 where this one has every column of the change in hand. */
+  readonly is_covering: number;
+}
+
+/** SQL for: the row of the change `whole` has every member that the row of `part` has. */
+function coversSql(whole: string, part: string): string {
+  return `NOT EXISTS (
+    SELECT 1 FROM json_each(${part}, '$.row') AS p
+    WHERE NOT EXISTS (
+      SELECT 1 FROM json_each(${whole}, '$.row') AS w WHERE w.key = p.key COLLATE NOCASE))`;
 }
 
 /** Pauses between tries of a parked change: it may be mended any time, or never. */
@@ -81,7 +93,9 @@ export class DeadLetters {
     this.#db = db;
     this.#bytesMax = bytesMax;
     this.#find = db.prepare(
-      `SELECT dead_id, version, octet_length(change) AS size, change = ?4 AS same FROM _dead_letter
+      `SELECT dead_id, version, octet_length(change) AS size, change = ?4 AS same,
+         ${coversSql("?4", "change")} AS is_covered, ${coversSql("change", "?4")} AS is_covering
+       FROM _dead_letter
        WHERE direction = 'received' AND table_name IS ?1 AND row_id IS ?2 AND reason = ?3`,
     );
     this.#insert = db.prepare(
@@ -203,12 +217,14 @@ export class DeadLetters {
     const { code, reason } = failure;
     for (const other of this.#find.all(parked.table, parked.id, reason, parked.change)) {
       if (other.dead_id === parked.deadId || parked.id === null) continue;
-      // Another version of the row waits for the same reason: the newer one is enough.
-      if ((other.version ?? 0) > (parked.version ?? 0)) {
+      // Another version of the row waits for the same reason: the newer one is enough, if it has all
+      // columns.
+      if (other.is_covering === 1 && (other.version ?? 0) > (parked.version ?? 0)) {
         this.remove(parked.deadId);
         return;
       }
-      if ((other.version ?? 0) < (parked.version ?? 0)) this.remove(other.dead_id);
+      const isOlder = (other.version ?? 0) < (parked.version ?? 0);
+      if (other.is_covered === 1 && isOlder) this.remove(other.dead_id);
     }
     const retryCount = parked.retryCount + 1;
     this.#db
@@ -343,12 +359,16 @@ function judgeEntry(parking: Parking, known: readonly KnownEntry[]): EntryVerdic
   if (same) return { kind: "replace", entries: [same] };
   if (known.length === 0 || parking.id === null) return { kind: "add" };
   const version = parking.version ?? 0;
-  const newest = Math.max(...known.map((entry) => entry.version ?? 0));
-  if (version < newest) return { kind: "ignore" };
-  // Without a version the last to arrive is the newest.
-  if (version > newest || parking.version === null) return { kind: "replace", entries: known };
+  // A column that only the older change carries has its value from there.
+  const isEnough = known.some((entry) => (entry.version ?? 0) > version && entry.is_covering === 1);
+  if (isEnough) return { kind: "ignore" };
   // An UPDATE and the DELETE after it have their version in common, and so have the sides of a tie.
-  return { kind: "add" };
+  // Without a version the last to arrive is the newest.
+  const entries = known.filter(
+    (entry) =>
+      entry.is_covered === 1 && (parking.version === null || (entry.version ?? 0) < version),
+  );
+  return entries.length > 0 ? { kind: "replace", entries } : { kind: "add" };
 }
 
 /** When to try again by itself; null for never: what waits for a table, and what can never apply. */

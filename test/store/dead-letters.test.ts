@@ -366,7 +366,7 @@ describe("the limit", () => {
     node.app.run("DELETE FROM _dead_letter WHERE row_id = 'a'");
     expect(await code(node.sync([big("c")]))).toBe("fine");
     expect(await code(node.sync([big("d")]))).toBe("disk-full");
-    await node.sync([elsewhere("b", T + 1)]);
+    await node.sync([elsewhere("b", T + 1, { a: "short" })]);
     expect(await code(node.sync([elsewhere("d", T, { a: "x".repeat(200) })]))).toBe("fine");
     await node.write(LATER_SQL);
     await node.tick();

@@ -14,11 +14,11 @@ beforeEach(() => {
 });
 afterEach(() => file.close());
 
-function park(version: number | null, op: string, name = "a"): void {
+function park(version: number | null, op: string, name = "a", more = {}): void {
   const change = JSON.stringify({
     op,
     table: "items",
-    row: { id: "r", name, updated_at: version },
+    row: { id: "r", name, ...more, updated_at: version },
   });
   const parking = {
     kind: "park",
@@ -67,4 +67,14 @@ test("what was not kept does not count towards the limit", () => {
   for (let n = 0; n < 100; n++) park(4, "UPDATE");
   park(6, "UPDATE");
   expect(kept()).toEqual(["UPDATE 6 a"]);
+});
+
+test("a lower version stays where it carries a column that the higher one lacks, in any order", () => {
+  park(6, "UPDATE", "new");
+  park(5, "UPDATE", "old", { color: "red" });
+  expect(kept()).toEqual(["UPDATE 5 old", "UPDATE 6 new"]);
+  park(7, "UPDATE", "newer");
+  expect(kept()).toEqual(["UPDATE 5 old", "UPDATE 7 newer"]);
+  park(8, "UPDATE", "newest", { Color: "blue" });
+  expect(kept()).toEqual(["UPDATE 8 newest"]);
 });
