@@ -130,6 +130,11 @@ export class OurNode implements Machine {
     });
   }
 
+  /** A crash that has not struck yet does not. */
+  disarm(): void {
+    this.#armed = undefined;
+  }
+
   /** Ends as on SIGTERM, and starts again later. */
   restart(downMs: number): void {
     const running = this.#running;

@@ -290,6 +290,7 @@ class Simulation {
     this.#network.faults = QUIET_NETWORK;
     this.#network.slowMs.clear();
     for (const node of this.#ours) {
+      node.disarm();
       for (const { table, column, sql } of this.#plan.schema.later) {
         const has = node.program
           .query("SELECT 1 FROM pragma_table_info(?) WHERE name = ?")
@@ -316,7 +317,8 @@ class Simulation {
 
   #waitForSilence(): void {
     const { hasForeign, waitsForDays } = this.#plan;
-    const isHealing = () => this.#ours.some((node) => node.running?.store.healing.isWaiting);
+    const isHealing = () =>
+      this.#ours.some((node) => node.running?.store.healing.isWaiting !== false);
     if (hasForeign) {
       this.#advance(REPEATS_MS_MAX, () => !isHealing());
       if (isHealing()) throw new Finding(`repeats go on for ${REPEATS_MS_MAX / DAY_MS} days`);
