@@ -30,10 +30,40 @@ interface StateRow {
 }
 
 /**
- * Deleted in one transaction: about 3 ms. A peer that was away for long may release a million changes
- * at once, and nobody else can write meanwhile.
+ * Deleted one by one in a transaction: about 3 ms. A peer that was away for long may release a million
+ * changes at once, and nobody else can write meanwhile.
  */
 const PRUNED_IDS_MAX = 5_000;
+/** A log of no more is emptied at once: about 3 ms, too. */
+const CLEARED_IDS_MAX = 20_000;
+/** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
+const KEPT_IDS_MAX = 500_000;
+
+/** The ends of the log, and what every peer has acknowledged. */
+export interface LogStanding {
+  readonly least: number | null;
+  readonly oldest: number | null;
+  readonly newest: number | null;
+}
+
+/**
+ * Deleting entries one by one writes every page they were on once more, a fifth of what it costs to
+ * write the rows; emptying the whole log writes next to nothing. So a busy node waits until everybody
+ * has everything, and deletes one by one only what would be too much to keep.
+ */
+export function pruneStep(
+  { least, oldest, newest }: LogStanding,
+  isBusy: boolean,
+): { through: number; moreRemains: boolean } {
+  if (least === null || oldest === null || newest === null || oldest > least) {
+    return { through: 0, moreRemains: false };
+  }
+  const hasAll = least >= newest;
+  if (hasAll && newest - oldest < CLEARED_IDS_MAX) return { through: newest, moreRemains: false };
+  if (isBusy && !hasAll && least - oldest < KEPT_IDS_MAX) return { through: 0, moreRemains: true };
+  const through = Math.min(least, oldest + PRUNED_IDS_MAX);
+  return { through, moreRemains: through < least };
+}
 
 /** Tables, watermarks and marks; every method that writes runs inside the caller's transaction. */
 export class Peers {
@@ -124,22 +154,23 @@ export class Peers {
   }
 
   /**
-   * Deletes the oldest of what every peer needs no more; without peers nothing. Returns how far, 0 where
-   * nothing was left to delete, and whether more remains for another transaction.
+   * Deletes of what every peer needs no more as much as `pruneStep` says; without peers nothing. Returns
+   * how far, 0 where nothing was deleted, and whether there is more that could be.
    */
-  prune(): { through: number; moreRemains: boolean } {
-    const { least, oldest } = this.#db
-      .query<{ least: number | null; oldest: number | null }, []>(
+  prune(isBusy: boolean): { through: number; moreRemains: boolean } {
+    const standing = this.#db
+      .query<LogStanding, []>(
         `SELECT (SELECT min(coalesce(last_acked, 0)) FROM _peer_state) AS least,
-                (SELECT min(change_id) FROM _changes) AS oldest`,
+                (SELECT min(change_id) FROM _changes) AS oldest,
+                (SELECT max(change_id) FROM _changes) AS newest`,
       )
       .get()!;
-    if (least === null || oldest === null || oldest > least) {
-      return { through: 0, moreRemains: false };
+    const { through, moreRemains } = pruneStep(standing, isBusy);
+    if (through > 0 && through === standing.newest) this.#db.query("DELETE FROM _changes").run();
+    else if (through > 0) {
+      this.#db.query("DELETE FROM _changes WHERE change_id <= ?").run(through);
     }
-    const through = Math.min(least, oldest + PRUNED_IDS_MAX);
-    this.#db.query("DELETE FROM _changes WHERE change_id <= ?").run(through);
-    return { through, moreRemains: through < least };
+    return { through, moreRemains };
   }
 
   /** The largest batch id committed from this sender's file, with the hash of its last change. */

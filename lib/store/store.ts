@@ -293,13 +293,16 @@ export class Store {
 
   /** Entries of another make that are no JSON cannot be sent; they are kept where a person finds them. */
   #adoptBadEntries(nowMs: number): void {
+    // What was settled has been looked at, unless the log began again since; a million takes a second.
+    const { settledThrough } = this.#settler;
+    const after = this.log.newest() >= settledThrough ? settledThrough : 0;
     const bad = this.db
-      .query<{ change_id: number }, []>(
+      .query<{ change_id: number }, [number]>(
         `SELECT change_id FROM _changes
-         WHERE row_id IS NULL OR op NOT IN ('INSERT', 'UPDATE', 'DELETE') OR op IS NULL
-            OR NOT coalesce(json_valid(row_data), op = 'DELETE') OR coalesce(json_type(row_data), 'object') <> 'object'`,
+         WHERE change_id > ? AND (row_id IS NULL OR op NOT IN ('INSERT', 'UPDATE', 'DELETE') OR op IS NULL
+            OR NOT coalesce(json_valid(row_data), op = 'DELETE') OR coalesce(json_type(row_data), 'object') <> 'object')`,
       )
-      .all()
+      .all(after)
       .map((row) => row.change_id);
     if (bad.length === 0) return;
     this.deadLetters.refuse(
@@ -512,7 +515,7 @@ export class Store {
           this.peers.wantFill(url, "the log was cut behind it");
       }
       // A peer that is gone no longer holds the log.
-      this.#prune();
+      this.#prune(false);
       if (this.peers.rows().some((peer) => peer.make === "foreign"))
         this.healing.activate(this.#options.clock.nowMs());
       this.db.run("COMMIT");
@@ -538,7 +541,7 @@ export class Store {
           this.peers.move(peer, through, ackedBatchId);
         }
         this.#advanceFills(transaction);
-        this.#prune();
+        this.#prune(this.queue.isBusy);
       },
       MOVES_PATIENCE_MS,
     );
@@ -546,14 +549,17 @@ export class Store {
   }
 
   /** Inside a transaction. */
-  #prune(): void {
-    const { through, moreRemains } = this.peers.prune();
+  #prune(isBusy: boolean): void {
+    const { through, moreRemains } = this.peers.prune(isBusy);
     if (through > 0) setSetting(this.db, "pruned_through", through);
     this.#isPruneLeft = moreRemains;
   }
 
-  async #pruneOn(): Promise<void> {
-    while (this.#isPruneLeft) await this.queue.run("apply", () => this.#prune());
+  /** Deletes what can be deleted; while the node is busy only where it must (`pruneStep`). */
+  async #pruneOn(mustAll = false): Promise<void> {
+    while (this.#isPruneLeft && (mustAll || !this.queue.isBusy)) {
+      await this.queue.run("apply", () => this.#prune(false));
+    }
   }
 
   #advanceFills(transaction: WriteTransaction): void {
@@ -612,6 +618,8 @@ export class Store {
    */
   async cutLog(bytesMax: number): Promise<string | undefined> {
     if (this.log.bytes() <= bytesMax + this.filler.bytesMax) return undefined;
+    await this.#pruneOn(true);
+    if (this.log.bytes() <= bytesMax + this.filler.bytesMax) return undefined;
     const peers = this.peers.rows().sort((a, b) => a.lastAcked - b.lastAcked);
     const slowest = peers[0];
     if (!slowest || slowest.lastAcked >= this.settledThrough) return undefined;
@@ -623,7 +631,7 @@ export class Store {
         this.peers.move(peer.url, next ?? this.settledThrough, undefined);
       }
       this.#advanceFills(transaction);
-      this.#prune();
+      this.#prune(false);
     });
     return slowest.url;
   }

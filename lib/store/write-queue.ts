@@ -74,9 +74,13 @@ const BUSY_STOPPING_MS_MAX = 1_000;
 const GROUP_JOBS_MAX = 512;
 /**
  * No further write joins a transaction that has lasted this long, so that whoever comes meanwhile waits
- * for a few milliseconds. A commit costs a tenth of it.
+ * for a few milliseconds. A commit costs a tenth of it, or more than all of it where the disk is slow:
+ * while nobody writes here, received changes take longer ones.
  */
 const TRANSACTION_MS_MAX = 5;
+const UNDISTURBED_MS_MAX = 20;
+/** So long after a local write the next one is to be expected. */
+const BUSY_AFTER_MS = 1_000;
 /** Above this many waiting writes new ones are refused (503): a queue without end helps nobody. */
 const WAITING_JOBS_MAX = 20_000;
 
@@ -88,6 +92,8 @@ export class WriteQueue {
   #apply: Job[] = [];
   /** The transaction before had no time for any of `#apply`. */
   #isApplyDue = false;
+  /** When the last local write came. */
+  #localMs = Number.NEGATIVE_INFINITY;
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
@@ -97,6 +103,11 @@ export class WriteQueue {
     this.#options = options;
     this.#begin = options.db.query("BEGIN IMMEDIATE");
     this.#commit = options.db.query("COMMIT");
+  }
+
+  /** Whether somebody writes here. */
+  get isBusy(): boolean {
+    return this.#options.clock.monotonicMs() - this.#localMs < BUSY_AFTER_MS;
   }
 
   get waiting(): number {
@@ -117,6 +128,7 @@ export class WriteQueue {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
     const queuedMs = this.#options.clock.monotonicMs();
+    if (mode === "local") this.#localMs = queuedMs;
     return new Promise<T>((resolve, reject) => {
       this.#listOf(mode).push({
         mode,
@@ -224,12 +236,13 @@ export class WriteQueue {
     let logged = 0;
     const nowMs = clock.nowMs();
     const beganMs = clock.monotonicMs();
+    const lastsMs = this.isBusy ? TRANSACTION_MS_MAX : UNDISTURBED_MS_MAX;
     const transaction: WriteTransaction = {
       nowMs,
       logged: (entries) => {
         logged += entries;
       },
-      isLong: () => clock.monotonicMs() - beganMs >= TRANSACTION_MS_MAX,
+      isLong: () => clock.monotonicMs() - beganMs >= lastsMs,
       atEnd: (run) => {
         ends.push(run);
       },
