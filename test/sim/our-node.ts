@@ -315,6 +315,7 @@ export class OurNode implements Machine {
     }
     world.trace(`${this.url} ${what}`, id === undefined ? undefined : `${tableName}/${id}`);
     const floor = id === undefined ? undefined : safety.floorOf(this, store.db, tableName, id);
+    safety.writes(this);
     if (id !== undefined) safety.touches(this, tableName, id);
     const input = read(store.repository.reader(table));
     running.wake();
@@ -396,8 +397,8 @@ export class Running {
   isAlive = true;
   isStopping = false;
   isCrashed = false;
-  /** A fault that makes writes fail is on. */
-  isHindered = false;
+  /** How many faults that make writes fail are on. */
+  hindrances = 0;
 
   constructor(node: OurNode, path: string) {
     const { options } = node;
@@ -579,10 +580,12 @@ export class Running {
 
   async #runTick(): Promise<void> {
     if (this.isStopping) return;
+    const { world, safety } = this.node.options;
+    const sinceMs = world.nowMs;
     try {
       await this.store.runDue();
       if (this.isAlive) await this.#mesh.look();
-      if (this.isAlive) this.node.options.safety.checkMoved(this.node, this);
+      if (this.isAlive) safety.checkMoved(this.node, this, sinceMs);
     } catch (error) {
       if (this.isAlive) this.expectFailure(error);
     }
@@ -593,7 +596,7 @@ export class Running {
   expectFailure(error: unknown): void {
     const isOfTheWorld =
       error instanceof HookSyncError && (error.code === "busy" || error.code === "disk-full");
-    if (isOfTheWorld && (this.isHindered || this.isStopping)) return;
+    if (isOfTheWorld && (this.hindrances > 0 || this.isStopping)) return;
     this.node.options.world.fail(error);
   }
 

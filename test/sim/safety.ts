@@ -4,7 +4,8 @@
  *   X1  Nothing that was answered or acknowledged is lost: the node that said so holds that version or
  *       a higher one, as a row, as a tombstone, or parked with its reason; also after a crash.
  *   X2  A watermark never passes what the peer acknowledged.
- *   X3  The log never holds what every peer has acknowledged.
+ *   X3  What every peer has acknowledged leaves the log: at once where that is all of it, and otherwise
+ *       as soon as nobody has written through the node for a second (it is cheaper then: lib/store/peers.ts).
  *   X4  A received row is not captured again (among ours, where nothing is announced).
  *   X5  Every local write has a version above what it replaced and above its tombstone.
  *   X6  The syncing flag is down between transactions.
@@ -27,6 +28,8 @@ interface NodeRecord {
   readonly written: Set<string>;
   /** X2, by peer: what was refused may be passed too. */
   readonly refused: Map<string, number>;
+  /** X3: when something was last written through the node itself. */
+  writtenMs: number;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -46,6 +49,9 @@ interface SafetyOptions {
   readonly isOursOnly: boolean;
 }
 
+/** After so long without a write a node is at rest (lib/store/write-queue.ts). */
+const REST_MS = 1_000;
+
 export class Safety {
   readonly #options: SafetyOptions;
   readonly #records = new Map<OurNode, NodeRecord>();
@@ -64,6 +70,7 @@ export class Safety {
         unsettled: new Map(),
         written: new Set(),
         refused: new Map(),
+        writtenMs: Number.NEGATIVE_INFINITY,
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -169,7 +176,7 @@ export class Safety {
     const running = node.running!;
     this.#checkSettled(node, running);
     for (const key of this.#of(node).held.keys()) this.checkHeld(node, running.store.db, key);
-    this.checkMoved(node, running);
+    this.checkMoved(node, running, this.#options.world.nowMs);
   }
 
   // ── X2, X3 ──────────────────────────────────────────────────────────────────────────────────
@@ -192,8 +199,8 @@ export class Safety {
     }
   }
 
-  /** Watermarks were written to the file. */
-  checkMoved(node: OurNode, running: Running): void {
+  /** The node has done what is due by itself, having begun with it at `sinceMs`. */
+  checkMoved(node: OurNode, running: Running, sinceMs: number): void {
     const { db } = running.store;
     const peers = db
       .query<{ url: string; acked: number }, []>(
@@ -203,10 +210,14 @@ export class Safety {
     for (const { url, acked } of peers) this.#checkWatermark(node, url, acked);
     if (peers.length === 0) return;
     const least = Math.min(...peers.map(({ acked }) => acked));
-    const oldest = db
-      .query<{ id: number | null }, []>("SELECT min(change_id) AS id FROM _changes")
-      .get()!.id;
-    if (oldest !== null && oldest <= least) {
+    const { oldest, newest } = db
+      .query<{ oldest: number | null; newest: number | null }, []>(
+        "SELECT min(change_id) AS oldest, max(change_id) AS newest FROM _changes",
+      )
+      .get()!;
+    if (oldest === null || oldest > least) return;
+    const isAtRest = sinceMs - this.#of(node).writtenMs >= REST_MS;
+    if (isAtRest || newest! <= least) {
       this.#find(`${node.url} keeps change ${oldest}, which every peer has up to ${least} (X3)`);
     }
   }
@@ -282,6 +293,11 @@ export class Safety {
     if (kind === "gap" || kind === "registered" || kind === "flag-restored") {
       this.#of(node).hasAnnounced = true;
     }
+  }
+
+  /** Something is asked of its REST. */
+  writes(node: OurNode): void {
+    this.#of(node).writtenMs = this.#options.world.nowMs;
   }
 
   /** A write of this row was asked for here, whether or not it is answered. */

@@ -245,11 +245,10 @@ class Simulation {
         const { db } = running.store;
         const pages = db.query<{ page_count: number }, []>("PRAGMA page_count").get()!.page_count;
         db.run(`PRAGMA max_page_count = ${pages}`);
-        running.isHindered = true;
+        running.hindrances++;
         this.#for(incident.forMs, () => {
-          if (!running.isAlive) return;
-          db.run("PRAGMA max_page_count = 1000000");
-          running.isHindered = false;
+          running.hindrances--;
+          if (running.isAlive) db.run("PRAGMA max_page_count = 1000000");
         });
         return;
       }
@@ -262,12 +261,11 @@ class Simulation {
           return;
         }
         count("locked");
-        running.isHindered = true;
+        running.hindrances++;
         this.#for(incident.forMs, () => {
+          running.hindrances--;
           // A crash of the node closed the program's connection with it.
-          if (!running.isAlive) return;
-          if (program.inTransaction) program.run("ROLLBACK");
-          running.isHindered = false;
+          if (running.isAlive && program.inTransaction) program.run("ROLLBACK");
         });
       }
     }
