@@ -281,6 +281,7 @@ class Node implements RunningNode {
       case "flag-restored":
       case "lift-refused":
       case "log-restarted":
+      case "log-emptied":
         this.#warnings.set(`${event.kind} ${event.table}`, `${event.table}: ${event.text}`);
         log.warn(`${event.table}: ${event.text}`);
         return;

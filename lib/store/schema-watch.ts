@@ -41,7 +41,8 @@ export interface SettleEvent {
     | "gap"
     | "lift-refused"
     | "flag-restored"
-    | "log-restarted";
+    | "log-restarted"
+    | "log-emptied";
   readonly table: string;
   readonly text: string;
 }

@@ -17,6 +17,7 @@
 import type { Database, Statement } from "bun:sqlite";
 import type { Selection, Survey } from "./catalog.ts";
 import { captureAgain } from "./follow-schema.ts";
+import { noteEmptied, noticeEmptied } from "./lost-entries.ts";
 import { setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { announceUnseen, SchemaWatch, type SettleEvent } from "./schema-watch.ts";
@@ -137,7 +138,9 @@ export class Settler {
   #settleAll(nowMs: number): void {
     this.#isDirty = true;
     const isBroken = this.#restoreFlag();
+    const knownThrough = this.#settledThrough;
     this.#renumberRestarted();
+    this.#wantLost(knownThrough);
     const from = this.#settledThrough;
     const schemaVersion = this.#schemaVersion.get()!.schema_version;
     let leaving: ReadonlyMap<string, SyncedTable> = new Map();
@@ -228,6 +231,17 @@ export class Settler {
       kind: "log-restarted",
       table: "_changes",
       text: `its numbering began again below ${floor} (a restored backup?); its entries are sent under new numbers`,
+    });
+  }
+
+  #wantLost(settledThrough: number): void {
+    const urls = noticeEmptied(this.#db, settledThrough);
+    noteEmptied(this.#db, this.#settledThrough);
+    if (urls.length === 0) return;
+    this.#options.onEvent({
+      kind: "log-emptied",
+      table: "_changes",
+      text: `another program deleted changes that these peers had not got; they are sent everything: ${urls.join(", ")}`,
     });
   }
 

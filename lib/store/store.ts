@@ -26,6 +26,7 @@ import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
+import { noteEmptied } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
@@ -551,7 +552,10 @@ export class Store {
   /** Inside a transaction. */
   #prune(isBusy: boolean): void {
     const { through, moreRemains } = this.peers.prune(isBusy);
-    if (through > 0) setSetting(this.db, "pruned_through", through);
+    if (through > 0) {
+      setSetting(this.db, "pruned_through", through);
+      noteEmptied(this.db, this.settledThrough);
+    }
     this.#isPruneLeft = moreRemains;
   }
 
@@ -565,6 +569,7 @@ export class Store {
   #advanceFills(transaction: WriteTransaction): void {
     if (!this.#isFilling) return;
     const { logged, complete } = this.filler.advance(this.survey.synced);
+    noteEmptied(this.db, this.settledThrough);
     transaction.logged(logged);
     for (const { url, entries } of complete) {
       this.#options.onEvent({
