@@ -8,7 +8,12 @@ import type { Clock, Timers } from "./base/clock.ts";
 import type { Logger } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
 import type { VerifiedReport } from "./http/health-routes.ts";
-import { type Comparison, ComparisonError, compareNodes } from "./shipper/comparison.ts";
+import {
+  type Comparison,
+  ComparisonError,
+  compareNodes,
+  notCompared,
+} from "./shipper/comparison.ts";
 import type { PeerStatus } from "./shipper/messages.ts";
 import type { Store } from "./store/store.ts";
 
@@ -126,21 +131,40 @@ export class Verifier {
   /** Of two nodes the one with the lower file id compares, unless something happened. */
   #urls(isAsked: boolean): string[] {
     const { neighbours, store } = this.#options;
-    return neighbours()
+    const found = neighbours()
       .filter(({ make, lastError }) => make === "ours" && lastError === undefined)
-      .filter(({ dbId }) => isAsked || (dbId ?? "") > store.dbId)
-      .map(({ url }) => url);
+      .filter(({ dbId }) => dbId !== store.dbId && (isAsked || (dbId ?? "") > store.dbId));
+    // One node under two addresses is compared once.
+    return [...new Map(found.map(({ dbId, url }) => [dbId, url])).values()];
   }
 
   #tell(comparison: Comparison, neighbours: number): void {
     const { log, clock } = this.#options;
-    const keys = comparison.tables.flatMap(({ differing }) => differing);
+    const { tables, inFlight } = comparison;
+    const keys = tables.flatMap(({ differing }) => differing);
     const differing = keys.length;
     const repaired = keys.filter(({ isRepaired }) => isRepaired).length;
     const repairedInAll = (this.#report?.repairedInAll ?? 0) + repaired;
-    this.#report = { atMs: clock.nowMs(), neighbours, differing, repaired, repairedInAll };
+    const missing = notCompared(comparison);
+    this.#report = {
+      atMs: clock.nowMs(),
+      neighbours,
+      differing,
+      repaired,
+      repairedInAll,
+      notCompared: missing,
+    };
     const fields = { neighbours, differing, repaired };
-    if (differing === 0) log.info("compared with the neighbours: all rows are equal", fields);
-    else log.warn("compared with the neighbours: rows differed and were repaired", fields);
+    if (differing > 0) {
+      log.warn("compared with the neighbours: rows differed and were repaired", fields);
+    } else if (inFlight.length > 0) {
+      log.info("compared with the neighbours: equal but for what is on its way", fields);
+    } else log.info("compared with the neighbours: all rows are equal", fields);
+    if (missing.length > 0) {
+      const message = "not all neighbours have the same tables and columns; the rest was compared";
+      log.warn(message, { missing: missing.join("; ") });
+    }
+    // As many as were looked at are equal now: on with the others.
+    if (repaired > 0 && tables.some(({ hasMore }) => hasMore)) this.soon();
   }
 }

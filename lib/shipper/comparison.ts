@@ -58,6 +58,8 @@ export interface ComparedNode {
 export interface ComparedTable {
   readonly table: string;
   readonly rows: readonly (number | undefined)[];
+  /** The nodes that do not sync it, with what they say of it. */
+  readonly missing: readonly { readonly node: number; readonly reason: string }[];
   readonly tombstones: readonly (number | undefined)[];
   /** Columns that not all have, with who has them; they are not compared. */
   readonly partColumns: readonly { readonly column: string; readonly nodes: readonly number[] }[];
@@ -82,14 +84,24 @@ export class ComparisonError extends Error {
   override name = "ComparisonError";
 }
 
-/** Whether everything is the same, or was made so. */
+/** Whether everything is the same, or was made so: rows, and what they are made of. */
 export function isEqual({ tables }: Comparison): boolean {
   return tables.every(
-    ({ rows, differing, hasMore }) =>
-      rows.every((count) => count !== undefined) &&
+    ({ missing, partColumns, differing, hasMore }) =>
+      missing.length === 0 &&
+      partColumns.length === 0 &&
       !hasMore &&
       differing.every(({ isRepaired }) => isRepaired),
   );
+}
+
+/** Tables and columns that not all nodes have, a line each. */
+export function notCompared({ nodes, tables }: Comparison): string[] {
+  const idsOf = (places: readonly number[]) => places.map((at) => nodes[at]!.id).join(", ");
+  return tables.flatMap(({ table, missing, partColumns }) => [
+    ...missing.map(({ node, reason }) => `${table} is not synced on ${idsOf([node])}: ${reason}`),
+    ...partColumns.map((part) => `${table}.${part.column} is only on ${idsOf(part.nodes)}`),
+  ]);
 }
 
 /** Throws ComparisonError. */
@@ -124,12 +136,15 @@ const ROWS_AT_ONCE = 500;
 const EXPLAINED_MAX = 20;
 /** A snapshot may be gone when it is asked for: the node was restarted, or compares with many. */
 const ATTEMPTS_MAX = 3;
+/** What can be said where a node does not mention the table. */
+const NOT_THERE = "there is no such table, or it was not asked for (--tables)";
 /** Under which repaired rows arrive: the file of no node. */
 const REPAIR_DB = "0000000000000000";
 
 interface Side extends ComparedNode {
   /** Its place among the nodes. */
   readonly at: number;
+  readonly notSynced: Health["notSynced"];
 }
 
 interface Summary {
@@ -153,6 +168,8 @@ interface TableSides {
 /** What a node answered to its health being asked. */
 interface Health {
   readonly nodeId: string;
+  /** By the key of a table's name: why it is not synced. */
+  readonly notSynced: ReadonlyMap<string, string>;
   readonly lastChangeId: number;
   readonly peers: readonly PeerProgress[];
 }
@@ -183,8 +200,8 @@ class Comparer {
   async run(): Promise<Comparison> {
     this.#sides = await Promise.all(
       this.#options.nodes.map(async (url, at) => {
-        const { nodeId } = await this.#health(url);
-        return { url, at, id: nodeId };
+        const { nodeId, notSynced } = await this.#health(url);
+        return { url, at, id: nodeId, notSynced };
       }),
     );
     await this.#waitUntilArrived();
@@ -237,6 +254,12 @@ class Comparer {
     return {
       table,
       rows: this.#sides.map(({ at }) => summaries[at]?.rows),
+      missing: this.#sides
+        .filter(({ at }) => summaries[at] === undefined)
+        .map(({ at, notSynced }) => ({
+          node: at,
+          reason: notSynced.get(keyOf(table)) ?? NOT_THERE,
+        })),
       tombstones: this.#sides.map(({ at }) => summaries[at]?.tombstones),
       partColumns,
       differing,
@@ -532,6 +555,7 @@ class Comparer {
     }
     return {
       nodeId: textIn(json, "node_id"),
+      notSynced: notSyncedIn(json),
       lastChangeId: numberIn(json, "last_change_id"),
       peers: listIn(json, "peers").map((peer) => {
         const nodeId = fieldOf(peer, "node_id");
@@ -762,6 +786,15 @@ function numberIn(value: unknown, name: string): number {
   const number = fieldOf(value, name);
   if (typeof number === "number") return number;
   throw new ComparisonError(`an answer has no number ${name}: is that a node of ours?`);
+}
+
+/** An older node may not say it. */
+function notSyncedIn(health: unknown): ReadonlyMap<string, string> {
+  const list = fieldOf(fieldOf(health, "tables"), "not_synced");
+  const tables: readonly unknown[] = Array.isArray(list) ? list : [];
+  return new Map(
+    tables.map((table) => [keyOf(textIn(table, "name")), textIn(table, "reason")] as const),
+  );
 }
 
 function readKey(value: unknown): KeyState {

@@ -210,11 +210,15 @@ test("three nodes, tables and columns that not all have, and what a person reads
   const nine = rows[8]!.id;
   expect(out).toBe(`table  a    b    c
 items  300  300  299  1 differ
-notes  -    -    0    not synced on 2 of 3
+notes  -    -    0    not synced on a, b
 
 items:
   the column extra is only on c and was not compared
   "${nine}"  a: version 1700000000009, b: version 1700000000009, c: nothing
+
+notes:
+  not synced on a: there is no such table, or it was not asked for (--tables)
+  not synced on b: there is no such table, or it was not asked for (--tables)
 `);
   expect(code).toBe(1);
 
@@ -223,6 +227,41 @@ items:
   const items = repair.report.tables.find(({ table }) => table === "items")!;
   expect(items.differing.map(({ id, repaired }) => [id, repaired])).toEqual([[nine, true]]);
   expect(c.sql(`SELECT value FROM items WHERE id = '${nine}'`)).toEqual([{ VALUE: 9 }]);
+}, 30_000);
+
+test("nodes whose rows are the same are not equal where one lacks a column or a table", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, itemsScript(50));
+  expect((await verify([a, b])).code).toBe(0);
+  b.write("ALTER TABLE items ADD COLUMN extra");
+  b.write("CREATE TABLE notes(id TEXT PRIMARY KEY, updated_at INTEGER)");
+  a.write("CREATE TABLE notes(id TEXT PRIMARY KEY)");
+  const table = async (node: Member) => {
+    const { tables } = (await (await node.call("GET", "/health")).json()) as {
+      tables: { synced: string[]; not_synced: unknown[] };
+    };
+    return tables;
+  };
+  await until("b syncs notes", async () => (await table(b)).synced.includes("notes"));
+  await until("a cannot", async () => (await table(a)).not_synced.length === 1);
+  const { code, out } = await run(["verify", "--repair", a.url, b.url], { msMax: 20_000 });
+  expect(out).toBe(`table  a   b
+items  50  50  equal in the columns that all have
+notes  -   0   not synced on a
+
+items:
+  the column extra is only on b and was not compared
+
+notes:
+  not synced on a: it has no column updated_at
+`);
+  expect(code).toBe(1);
+  a.write("DROP TABLE notes; ALTER TABLE items ADD COLUMN extra");
+  b.write("DROP TABLE notes");
+  await until("nobody has notes", async () => {
+    const all = [...(await table(a)).not_synced, ...(await table(b)).not_synced];
+    return all.length === 0 && (await verify([a, b])).code === 0;
+  });
 }, 30_000);
 
 test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, columns of other nodes", async () => {
