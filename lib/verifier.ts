@@ -9,6 +9,7 @@ import type { Logger } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
 import type { VerifiedReport } from "./http/health-routes.ts";
 import {
+  type CompareOptions,
   type Comparison,
   ComparisonError,
   compareNodes,
@@ -29,6 +30,8 @@ export interface VerifierOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
+  /** How nodes are asked, if not over sockets. */
+  readonly call?: CompareOptions["call"];
 }
 
 /** What led to a comparison is seldom alone: a removal on every node, a fill to several peers. */
@@ -117,7 +120,7 @@ export class Verifier {
   }
 
   #compare(urls: readonly string[]): Promise<Comparison> {
-    const { ownUrl, nodeId, clock, timers } = this.#options;
+    const { ownUrl, nodeId, clock, timers, call } = this.#options;
     return compareNodes({
       nodes: [ownUrl, ...urls],
       isSlow: true,
@@ -125,6 +128,7 @@ export class Verifier {
       waitMs: WAIT_MS,
       clock,
       timers,
+      call,
     });
   }
 

@@ -40,6 +40,8 @@ export interface CompareOptions {
   readonly waitMs: number;
   readonly clock: Pick<Clock, "monotonicMs">;
   readonly timers: Timers;
+  /** How nodes are asked, if not over sockets. */
+  readonly call?: ((call: NodeCall) => Promise<NodeAnswer>) | undefined;
 }
 
 export interface Comparison {
@@ -139,7 +141,7 @@ const ATTEMPTS_MAX = 3;
 /** What can be said where a node does not mention the table. */
 const NOT_THERE = "there is no such table, or it was not asked for (--tables)";
 /** Under which repaired rows arrive: the file of no node. */
-const REPAIR_DB = "0000000000000000";
+export const REPAIR_DB = "0000000000000000";
 
 interface Side extends ComparedNode {
   /** Its place among the nodes. */
@@ -571,7 +573,7 @@ class Comparer {
   }
 
   #call(call: NodeCall): Promise<NodeAnswer> {
-    return callNode({ ...call, timeoutMs: TIMEOUT_MS });
+    return (this.#options.call ?? callNode)({ ...call, timeoutMs: TIMEOUT_MS });
   }
 
   // ── What is in flight ───────────────────────────────────────────────────────────────────────
