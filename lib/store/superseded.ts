@@ -29,7 +29,7 @@ export function supersededIn(changes: readonly ReceivedChange[]): Superseded {
     const row = member(value, "row");
     const op = member(value, "op");
     if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
-    const id = member(row, "id");
+    const id = idOf(op, row, member(value, "old_id"));
     const version = member(row, "updated_at");
     if (typeof id !== "string" || !isInteger(version)) continue;
     const name = member(value, "table");
@@ -53,9 +53,19 @@ function isInteger(value: JsonValue | undefined): value is number {
   return Number.isSafeInteger(value);
 }
 
+type Row = { readonly [member: string]: JsonValue };
+
+function idOf(op: string, row: Row, oldId: JsonValue | undefined): JsonValue | undefined {
+  return op === "DELETE" && oldId !== undefined && oldId !== null && oldId !== ""
+    ? oldId
+    : member(row, "id");
+}
+
 /** With all its columns; and what will be parked replaces nothing. */
-function replaces(row: { readonly [member: string]: JsonValue }, before: ReceivedChange): boolean {
+function replaces(row: Row, before: ReceivedChange): boolean {
   const earlier = isObject(before.value) ? member(before.value, "row") : undefined;
-  if (!isObject(earlier) || Object.keys(earlier).length > Object.keys(row).length) return false;
+  if (!isObject(earlier) || !Object.keys(earlier).every((name) => Object.hasOwn(row, name))) {
+    return false;
+  }
   return Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
 }

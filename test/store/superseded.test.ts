@@ -42,6 +42,12 @@ test.each<[string, unknown[], number[]]>([
   ["not another row", [change("a", 1), change("b", 1)], []],
   ["not another table", [change("a", 1), change("a", 1, {}, "UPDATE", "other")], []],
   ["not by a row that lacks columns", [change("a", 1, { name: "x" }), change("a", 1)], []],
+  ["not by a row of other columns", [change("a", 1, { n: 1 }), change("a", 1, { m: 1 })], []],
+  [
+    "not by a delete that means another row",
+    [change("a", 1), { ...change("a", 1, {}, "DELETE"), old_id: "b" }],
+    [],
+  ],
   ["not by what will be parked", [change("a", 1), change("a", 1, { name: {} })], []],
   ["not by an unknown operation", [change("a", 1), change("a", 1, {}, "UPSERT")], []],
   [
