@@ -66,6 +66,12 @@ export function isWord(token: Token | undefined, word: string): boolean {
   return token?.kind === "name" && token.value.toUpperCase() === word;
 }
 
+/** Whether a CREATE TABLE says of any of its constraints what a conflict does (ON CONFLICT REPLACE). */
+export function statesConflictClause(tableSql: string): boolean {
+  const tokens = tokenize(tableSql);
+  return tokens.some((token, i) => isWord(token, "ON") && isWord(tokens[i + 1], "CONFLICT"));
+}
+
 /** The source of these tokens without comments: fit to be put anywhere in a longer statement. */
 export function sourceOf(sql: string, tokens: readonly Token[]): string {
   let text = "";

@@ -314,6 +314,27 @@ describe("the user's own triggers", () => {
     await node.close();
   });
 
+  test("what its statements say of a conflict counts, also while received rows are applied", async () => {
+    const node = new TestNode({
+      schema: `CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER, updated_at INTEGER);
+        CREATE TABLE kept(what TEXT PRIMARY KEY, n); CREATE TABLE last(what TEXT PRIMARY KEY, n);
+        INSERT INTO kept VALUES ('t', 'as it was');
+        CREATE TRIGGER i AFTER INSERT ON t BEGIN
+          INSERT OR IGNORE INTO kept VALUES ('t', NEW.n); INSERT OR REPLACE INTO last VALUES ('t', NEW.n); END;
+        CREATE TRIGGER u AFTER UPDATE ON t BEGIN
+          INSERT OR IGNORE INTO kept VALUES ('t', NEW.n); INSERT OR REPLACE INTO last VALUES ('t', NEW.n); END;`,
+      tables: ["t"],
+    });
+    expect(await node.sync(among("t", row("t", "a", { n: 1 }), { n: 2 }))).toBe(31);
+    expect(await node.sync([row("t", "a", { n: 3 }, T + 1), row("t", "b", { n: 4 })])).toBe(2);
+    expect(await node.sync([row("t", "a", { n: 5 }, T + 2)])).toBe(1);
+    expect([
+      node.parked(),
+      node.db.query("SELECT n FROM kept UNION ALL SELECT n FROM last").values(),
+    ]).toEqual([[], [["as it was"], [5]]]);
+    await node.close();
+  });
+
   test("a unique key that only a trigger met, in another table, is no clash of this one", async () => {
     const node = new TestNode({
       schema: `CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER UNIQUE, updated_at INTEGER); CREATE TABLE seen(n UNIQUE);
