@@ -70,6 +70,19 @@ test("a body without a length is read to its end", async () => {
   expect(answer).toContain('"value":7');
 });
 
+test.each([
+  ["that is no number", "Content-Length: abc\r\n"],
+  ["that is negative", "Content-Length: -1\r\n"],
+  ["twice, and different", "Content-Length: 2\r\nContent-Length: 3\r\n"],
+  ["beside chunks", "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"],
+])("a length %s is a 400, and no route hears of it", async (_, framing) => {
+  const { fixture, port, url } = serve();
+  const answer = await exchange(port, `POST /sync HTTP/1.1\r\n${HEAD}${framing}\r\n{}`);
+  expect(answer).toStartWith("HTTP/1.1 400 ");
+  expect([fixture.received, fixture.reported]).toEqual([[], []]);
+  expect((await fetch(`${url}/health`)).status).toBe(200);
+});
+
 test("a body above the limit is a 413, whatever its framing, and the node lives on", async () => {
   const { fixture, port, url } = serve();
   const size = BODY_BYTES_MAX + 1;
