@@ -154,6 +154,55 @@ describe("marks", () => {
   });
 });
 
+describe("a batch's number says nothing of what is in it", () => {
+  test("one that was acknowledged before is applied when it holds something else", async () => {
+    const node = new TestNode();
+    await node.post(body(9, [insert("a"), insert("b")]));
+    // The sender's log begins again: same numbers, other changes; and some that are known.
+    const again = body(9, [insert("b"), insert("c"), update("a", { updated_at: T + 1, value: 7 })]);
+    expect(await node.post(again)).toMatchObject({ applied: 3, ack: 9 });
+    expect(await node.post(body(1, [insert("d")]))).toMatchObject({ applied: 1, ack: 1 });
+    expect(node.db.query("SELECT id, value FROM items ORDER BY id").values()).toEqual([
+      ["a", 7],
+      ["b", 1],
+      ["c", 1],
+      ["d", 1],
+    ]);
+    await node.close();
+  });
+
+  test("it moves no watermark of ours, and nothing of ours is taken for sent", async () => {
+    const node = new TestNode();
+    node.store.configurePeers(["http://a"], (url) => url);
+    await node.write(`INSERT INTO items(id, updated_at) VALUES ('own', ${T})`);
+    await node.post(body(170_000, [insert("theirs")]));
+    expect(node.db.query("SELECT peer_url, last_acked FROM _peer_state").values()).toEqual([
+      ["http://a", 0],
+    ]);
+    expect(node.log().map(({ row_id }) => row_id)).toEqual(["own"]);
+    await node.close();
+  });
+});
+
+test("a batch that comes again while it is still applied is answered each time, and applied once", async () => {
+  const node = new TestNode();
+  // Every look at the clock takes a while, so that no transaction takes a whole batch.
+  const { time } = node;
+  time.monotonicMs = () => (time.ms += 5);
+  const batch = body(5_000, many(5_000));
+  const local = node.store.queue.run("local", () => node.count("SELECT count(*) AS n FROM items"));
+  const answers = await Promise.all([node.post(batch), node.post(batch), node.post(batch)]);
+  expect(answers.map(({ applied, ack }) => [applied, ack])).toEqual([
+    [5_000, 5_000],
+    [5_000, 5_000],
+    [5_000, 5_000],
+  ]);
+  expect(await local).toBe(0);
+  expect(node.count("SELECT count(*) AS n FROM items")).toBe(5_000);
+  expect([node.log(), node.parked()]).toEqual([[], []]);
+  await node.close();
+});
+
 describe("too much at once", () => {
   test("bodies beyond what is held are asked to come back; those accepted are answered", async () => {
     const node = new TestNode();
