@@ -114,6 +114,9 @@ export class Peers {
       );
       return start;
     });
+    // What a fill had made for a peer that is gone is nobody's, and no watermark would pass it.
+    const forget = this.#db.query("DELETE FROM _changes WHERE only_for = ?");
+    for (const [url, { fill }] of known) if (fill !== null && !urls.includes(url)) forget.run(url);
     return { starts, added: urls.filter((url) => !known.has(url)) };
   }
 

@@ -505,6 +505,7 @@ export class Store {
     try {
       this.db.run("BEGIN IMMEDIATE");
       const configured = this.peers.configure(urls, normalise);
+      noteEmptied(this.db, this.settledThrough);
       // What left the log, or was never in it, a new peer can only get as a copy.
       if (this.hasContent)
         for (const url of configured.added) this.peers.wantFill(url, "it is new");
