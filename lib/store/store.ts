@@ -569,6 +569,9 @@ export class Store {
 
   #advanceFills(transaction: WriteTransaction): void {
     if (!this.#isFilling) return;
+    // Also when the last of it has been taken.
+    const isForeign = this.peers.rows().some((peer) => peer.isFilling && peer.make !== "ours");
+    if (isForeign && this.healing.isActive) this.healing.fillsForeign(transaction.nowMs);
     const { logged, complete } = this.filler.advance(this.survey.synced);
     noteEmptied(this.db, this.settledThrough);
     transaction.logged(logged);
