@@ -9,6 +9,7 @@
  *   X4  A received row is not captured again (among ours, where nothing is announced).
  *   X5  Every local write has a version above what it replaced and above its tombstone.
  *   X6  The syncing flag is down between transactions.
+ *   X7  Nobody is filled without need: network faults and crashes alone never start it.
  */
 import type { Database } from "bun:sqlite";
 import type { Move } from "../../lib/store/store.ts";
@@ -21,15 +22,17 @@ type Standing = number | undefined;
 
 interface NodeRecord {
   /** X1, by `table/id`. */
-  readonly held: Map<string, number>;
+  held: Map<string, number>;
   /** X5: what stood there before another program wrote, until it is settled. */
-  readonly unsettled: Map<string, Standing>;
+  unsettled: Map<string, Standing>;
   /** X4: rows that were written here. */
   readonly written: Set<string>;
   /** X2, by peer: what was refused may be passed too. */
   readonly refused: Map<string, number>;
   /** X3: when something was last written through the node itself. */
   writtenMs: number;
+  /** X7: it came back with another file than peers had known it by. */
+  hasOtherFile: boolean;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -49,14 +52,19 @@ interface SafetyOptions {
   readonly isOursOnly: boolean;
 }
 
+/** What was promised of one file at one moment. */
+export interface Remembered {
+  readonly held: ReadonlyMap<string, number>;
+  readonly unsettled: ReadonlyMap<string, Standing>;
+  readonly written: ReadonlySet<string>;
+}
+
 /** After so long without a write a node is at rest (lib/store/write-queue.ts). */
 const REST_MS = 1_000;
 
 export class Safety {
   readonly #options: SafetyOptions;
   readonly #records = new Map<OurNode, NodeRecord>();
-  /** The highest version of each row that any node of ours promised to hold. */
-  readonly promised = new Map<string, number>();
 
   constructor(options: SafetyOptions) {
     this.#options = options;
@@ -71,6 +79,7 @@ export class Safety {
         written: new Set(),
         refused: new Map(),
         writtenMs: Number.NEGATIVE_INFINITY,
+        hasOtherFile: false,
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -101,7 +110,43 @@ export class Safety {
   #promise(node: OurNode, key: string, version: number): void {
     const { held } = this.#of(node);
     if (version > (held.get(key) ?? -Infinity)) held.set(key, version);
-    if (version > (this.promised.get(key) ?? -Infinity)) this.promised.set(key, version);
+  }
+
+  /**
+   * The highest version of each row that any node of ours promised to hold. What one promised after the
+   * backup that it came back from, and nobody else, was lost with its file.
+   */
+  get promised(): ReadonlyMap<string, number> {
+    const promised = new Map<string, number>();
+    for (const { held } of this.#records.values()) {
+      for (const [key, version] of held) {
+        if (version > (promised.get(key) ?? -Infinity)) promised.set(key, version);
+      }
+    }
+    return promised;
+  }
+
+  // ── Files that come and go ──────────────────────────────────────────────────────────────────
+
+  /** What is promised of the file as it is now. */
+  remember(node: OurNode): Remembered {
+    const { held, unsettled, written } = this.#of(node);
+    return { held: new Map(held), unsettled: new Map(unsettled), written: new Set(written) };
+  }
+
+  /** The node's file is now the one of which this was remembered. */
+  changedFile(node: OurNode, remembered: Remembered): void {
+    const record = this.#of(node);
+    record.held = new Map(remembered.held);
+    record.unsettled = new Map(remembered.unsettled);
+    for (const key of remembered.written) record.written.add(key);
+    record.hasOtherFile = true;
+  }
+
+  /** X7 */
+  filling(node: OurNode, peer: OurNode | undefined, reason: string): void {
+    if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
+    this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
   }
 
   /** A REST write was answered with this row. `floor`: what stood there when it was asked for. */

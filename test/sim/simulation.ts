@@ -16,7 +16,7 @@ import { type Content, difference, readContent } from "./content.ts";
 import { LegacyHub } from "./legacy-hub.ts";
 import { LegacyNode } from "./legacy-node.ts";
 import { type FaultCounts, Network, QUIET_NETWORK } from "./network.ts";
-import { OurNode } from "./our-node.ts";
+import { type KeptFile, OurNode } from "./our-node.ts";
 import type { Incident, Plan } from "./plan.ts";
 import { Safety, splitKey } from "./safety.ts";
 import type { Schema } from "./schema.ts";
@@ -54,6 +54,9 @@ const EQUAL_FOREIGN_MS_MAX = 4 * DAY_MS;
 /** Repeats end when the foreign peers have nothing left: behind a hub a day later. */
 const REPEATS_MS_MAX = 10 * DAY_MS;
 
+/** Peers are looked at once a minute, and who is filled again is made to wait. */
+const FILLS_MS_MAX = 15 * MINUTE_MS;
+
 const FOLDER = `/dev/shm/hook-sync-sim-${process.pid}`;
 
 /** Runs a plan to its end. `onTrace` gets a line for everything that happens. */
@@ -83,6 +86,7 @@ class Simulation {
   readonly #nodes: (OurNode | LegacyNode)[] = [];
   readonly #hub: LegacyHub | undefined;
   readonly #ends = new Set<() => void>();
+  readonly #backups = new Map<OurNode, KeptFile>();
   #isOver = false;
   #writes = 0;
   #differing: string[] = [];
@@ -98,8 +102,10 @@ class Simulation {
     this.#workload = new Workload(plan, new Chance(seed, 3));
     const hubUrl = "http://hub";
     const urlOf = (index: number) => `http://n${index}`;
+    const aliasOf = (index: number) => `http://n${index}.alias`;
     for (const [index, node] of nodes.entries()) {
       const others = nodes.flatMap((_, other) => (other === index ? [] : [urlOf(other)]));
+      for (const alias of plan.aliases) if (alias.of === index) others.push(aliasOf(alias.node));
       const peers = {
         mesh: others,
         hub: [hubUrl],
@@ -113,6 +119,8 @@ class Simulation {
         url: urlOf(index),
         peers,
       };
+      const isUnknown = (peer: string) =>
+        plan.unknown.some((one) => one.node === index && urlOf(one.peer) === peer);
       if (node.slowMs > 0) this.#network.slowMs.set(common.url, node.slowMs);
       if (node.make !== "ours") {
         this.#nodes.push(new LegacyNode({ ...common, make: node.make, schema }));
@@ -123,6 +131,10 @@ class Simulation {
       this.#nodes.push(
         new OurNode({
           ...common,
+          peers: peers.filter((peer) => !isUnknown(peer)),
+          nodeAt: (url) => this.#ours.find((one) => url.startsWith(one.url)),
+          verifies: plan.verifies,
+          onFill: (reason) => this.#count(`fill: ${reason}`),
           safety: this.#safety,
           namesItself,
           folder,
@@ -136,6 +148,7 @@ class Simulation {
       );
     }
     for (const node of this.#nodes) this.#network.add(node);
+    for (const { node } of plan.aliases) this.#network.addAlias(aliasOf(node), this.#nodes[node]!);
     if (plan.topology !== "mesh") {
       this.#hub = new LegacyHub({
         world,
@@ -194,8 +207,12 @@ class Simulation {
     }
   }
 
+  #count(what: string): void {
+    this.#faults.set(what, (this.#faults.get(what) ?? 0) + 1);
+  }
+
   #befall(incident: Incident): void {
-    const count = (what: string) => this.#faults.set(what, (this.#faults.get(what) ?? 0) + 1);
+    const count = (what: string) => this.#count(what);
     if (incident.kind === "partition") {
       const url = (index: number) => this.#nodes[index]!.url;
       for (const from of incident.from) {
@@ -228,9 +245,20 @@ class Simulation {
           // Locked or full: a program would try again later.
         }
         return;
+      case "backup":
+        count("backup");
+        this.#backups.set(node, node.backUp());
+        return;
+      case "file":
+        this.#changeFile(node, incident);
+        return;
     }
     if (!node.isUp) return;
     switch (incident.kind) {
+      case "peer":
+        count(`peer: ${incident.does}`);
+        void node.running!.changePeer(incident.does, this.#nodes[incident.peer]!.url);
+        return;
       case "crash":
         count(`crash ${incident.point}`);
         node.crash(incident.point, incident.forMs);
@@ -271,6 +299,28 @@ class Simulation {
     }
   }
 
+  /** The node goes, and comes back with another file. */
+  #changeFile(node: OurNode, incident: Extract<Incident, { kind: "file" }>): void {
+    const { source, forMs, programWrites } = incident;
+    const from = typeof source === "number" ? this.#nodes[source] : undefined;
+    if (from instanceof OurNode) {
+      const file = from.backUp();
+      // Whoever it was copied from has all that is in it.
+      const acknowledged = new Map([...file.acknowledged, [from.url, from.newestChange] as const]);
+      this.#count("file: copied from another node");
+      node.putFile({ ...file, acknowledged }, forMs);
+    } else {
+      const backup = source === "backup" ? this.#backups.get(node) : undefined;
+      this.#count(backup === undefined ? "file: lost" : "file: restored");
+      node.putFile(backup ?? node.emptyFile(), forMs);
+    }
+    this.#world.trace(`${node.url} has another file (${source})`);
+    if (!programWrites) return;
+    this.#world.at(forMs / 2, () => {
+      if (!node.isUp) this.#workload.writeProgram(node);
+    });
+  }
+
   /** Undoes a fault when its time is over, or when all faults end. */
   #for(forMs: number, undo: () => void): void {
     const end = () => {
@@ -296,6 +346,25 @@ class Simulation {
         if (!has) node.runProgram([], [sql]);
       }
     }
+    const { unknown, incidents } = this.#plan;
+    if (unknown.length > 0 || incidents.some(({ what }) => what.kind === "peer")) {
+      for (const node of this.#ours) this.#joinAll(node);
+    }
+  }
+
+  /** In the end everybody is everybody's peer again. */
+  #joinAll(node: OurNode): void {
+    const { running } = node;
+    const join = async () => {
+      if (running === undefined || running.isStopping) return false;
+      for (const { url } of this.#nodes) {
+        if (url !== node.url && !(await running.changePeer("add", url))) return false;
+      }
+      return true;
+    };
+    void join().then((isDone) => {
+      if (!isDone) this.#world.at(SECOND_MS, () => this.#joinAll(node));
+    });
   }
 
   #waitForEquality(): void {
@@ -303,7 +372,8 @@ class Simulation {
     const clocks = this.#nodes.map((node) => node.clock.peekMs());
     const apartMs = Math.max(...clocks) - Math.min(...clocks);
     // What is more than an hour ahead of a node's clock waits there until it is due.
-    const waitMs = (hasForeign ? EQUAL_FOREIGN_MS_MAX : EQUAL_MS_MAX) + 2 * apartMs;
+    const boundMs = hasForeign ? EQUAL_FOREIGN_MS_MAX : EQUAL_MS_MAX;
+    const waitMs = (this.#plan.verifies ? 10 : 1) * boundMs + 2 * apartMs;
     this.#advance(waitMs, () => this.#isEqual());
     if (!this.#isEqual()) {
       this.#differing = this.#compare();
@@ -321,8 +391,9 @@ class Simulation {
       this.#advance(REPEATS_MS_MAX, () => !isHealing());
       if (isHealing()) throw new Finding(`repeats go on for ${REPEATS_MS_MAX / DAY_MS} days`);
     }
-    // What came due just now is still on its way.
-    this.#advance(MINUTE_MS, () => false);
+    // What came due just now is still on its way; who has another file is noticed within a minute or so.
+    const restMs = this.#plan.hasFileFaults ? FILLS_MS_MAX : MINUTE_MS;
+    this.#advance(restMs, () => false);
     const before = this.#network.deliveries;
     this.#advance(waitsForDays ? 26 * HOUR_MS : 12 * MINUTE_MS, () => false);
     const after = this.#network.deliveries - before;
