@@ -1,6 +1,6 @@
 /**
  * A node among its peers: who they are, how far they have come, and what to do when one of them turns
- * out to be new, restored, or this very node (DESIGN.md, "Identity"). Owns the shipper; whoever the
+ * out to be new, restored, or a twin (DESIGN.md, "Identity"). Owns the shipper; whoever the
  * peers are can change while the node runs.
  *
  * Invariants:
@@ -20,6 +20,8 @@ import { PEERS_MAX } from "./protocol/limits.ts";
 import { isOwnAddress } from "./protocol/own-address.ts";
 import type { PeerHealth } from "./protocol/peer.ts";
 import { parsePeerUrl } from "./protocol/peer-url.ts";
+import { relationOf, type Self, twinWarnings } from "./protocol/twins.ts";
+import { REPAIR_DB } from "./shipper/comparison.ts";
 import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { callNode, complaint } from "./shipper/node-client.ts";
@@ -35,6 +37,8 @@ export interface MeshOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
+  /** Of this process; without it a copy of its file cannot be told from itself. */
+  readonly run?: string;
   /** Rows over all tables, for the word to an empty node. */
   readonly itemCount: () => number;
   readonly reportError: (error: unknown, what: string) => void;
@@ -52,6 +56,8 @@ const LOOKS_PER_HEALTH = 2;
 /** Between two fills of one peer; doubled each time up to the other, and forgotten after that. */
 const FILL_PAUSE_MS = 5_000;
 const FILL_PAUSE_MS_MAX = 3_600_000;
+/** A node that shipped here under this node's --id is spoken of for so long. */
+const NAMESAKE_MS = 3_600_000;
 /** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
 const JOIN_PAUSE_MS = 2_000;
 const JOIN_PAUSE_MS_MAX = 60_000;
@@ -74,8 +80,12 @@ export class Mesh implements Membership {
   readonly #warnings = new Map<string, string>();
   /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
   readonly #judgedMarks = new Map<string, string>();
-  /** When each peer's last fill began, and how long the next one waits at least. */
-  readonly #fills = new Map<string, { atMs: number; pauseMs: number }>();
+  /** When each peer's last fill began, how long the next one waits at least, and whether that is too often. */
+  readonly #fills = new Map<string, { atMs: number; pauseMs: number; isRepeated: boolean }>();
+  /** By db id: when a node with this one's --id shipped here last. */
+  readonly #namesakes = new Map<string, number>();
+  /** What the log was told of twins. */
+  #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
   #moves: Moved[] = [];
   #isPersisting = false;
@@ -102,8 +112,14 @@ export class Mesh implements Membership {
   }
 
   /** A batch from this sender was committed. */
-  heard(identity: Identity | undefined): void {
+  heard(identity: Identity | undefined, nodeId?: string): void {
     if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+    if (identity === undefined || nodeId !== this.#options.config.id) return;
+    const { db } = identity;
+    // Repairs are sent by whoever compares, also by this node itself.
+    if (db === REPAIR_DB || db === this.#options.store.dbId) return;
+    this.#namesakes.set(db, this.#options.clock.monotonicMs());
+    this.#tellTwins();
   }
 
   status(): readonly PeerStatus[] {
@@ -111,7 +127,12 @@ export class Mesh implements Membership {
   }
 
   warnings(): readonly string[] {
-    return [...this.#warnings.values(), ...this.#clockWarning()];
+    return [
+      ...this.#warnings.values(),
+      ...this.#twins(),
+      ...this.#fillWarnings(),
+      ...this.#clockWarning(),
+    ];
   }
 
   get urls(): readonly string[] {
@@ -228,16 +249,20 @@ export class Mesh implements Membership {
     const isFirst = !this.#peerHealth.has(health.url);
     this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
     if (await this.#removeSelf(health)) return;
-    this.#warnOfTwins(health);
+    this.#tellTwins();
+    const relation = relationOf(this.#self, health);
     const before = store.peers.rows().find((peer) => peer.url === health.url);
     await store.learnPeer(health);
-    if (before === undefined || health.identity?.db === store.dbId) return;
+    if (before === undefined) return;
+    if (relation === "copy") await this.#partFromCopy(health.url);
+    if (relation !== "other") return;
     const { identity } = health;
     if (before.fillWanted !== null) {
       const last = identity?.last?.batchId ?? 0;
       // It was a peer before, or started from a copy of a file of this mesh.
       const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
-      const hasAll = isOriginal || (last > 0 && last >= store.prunedThrough);
+      const isUnfilled = identity !== undefined && store.peers.isUnfilled(identity.db);
+      const hasAll = !isUnfilled && (isOriginal || (last > 0 && last >= store.prunedThrough));
       const knowsUs = hasAll && before.fillWanted === "it is new";
       if (knowsUs) {
         await store.needNoFill(health.url);
@@ -250,25 +275,54 @@ export class Mesh implements Membership {
   }
 
   /** A file that is a copy of a peer's may name this node among its peers. */
-  async #removeSelf({ url, identity }: PeerHealth): Promise<boolean> {
-    const { store, config, log } = this.#options;
-    if (identity?.db !== store.dbId || config.peers.includes(url)) return false;
+  async #removeSelf(health: PeerHealth): Promise<boolean> {
+    const { config, log } = this.#options;
+    const { url } = health;
+    const isSelf = relationOf(this.#self, health) === "self";
+    if (!isSelf || config.peers.includes(url)) return false;
     log.info("a peer that the file names is this very node; it is removed", { peer: url });
     return this.remove(url);
   }
 
-  #warnOfTwins(health: PeerHealth): void {
-    const { log, store, config } = this.#options;
-    const { url, nodeId, identity } = health;
-    const warn = (key: string, text: string) => {
-      if (!this.#warnings.has(key)) log.warn(text, { peer: url });
-      this.#warnings.set(key, text);
-    };
-    if (identity?.db === store.dbId) {
-      warn(`self ${url}`, `the peer ${url} is this very node: remove it from the peers`);
-    } else if (nodeId === config.id) {
-      warn(`id ${url}`, `the peer ${url} has the same --id as this node: give each its own`);
-    }
+  /**
+   * Two processes on copies of one file pass for one another everywhere. From now on this is another
+   * file to the peers, the copy, too, and they fill it and each other.
+   */
+  async #partFromCopy(url: string): Promise<void> {
+    const { store, log, random } = this.#options;
+    log.warn("a peer runs on a copy of this node's file; from now on this one is another file", {
+      peer: url,
+    });
+    await store.wantFill(url, "it ran on a copy of this file");
+    await store.becomeAnother(random);
+    await this.#restartShipper();
+  }
+
+  get #self(): Self {
+    const { config, store, run } = this.#options;
+    return { nodeId: config.id, db: store.dbId, run };
+  }
+
+  #twins(): string[] {
+    const heard = this.#urls().flatMap((url) => this.#peerHealth.get(url)?.health ?? []);
+    const nowMs = this.#options.clock.monotonicMs();
+    const isNamesakeKnown = (db: string) => heard.some(({ identity }) => identity?.db === db);
+    const hasNamesake = [...this.#namesakes].some(
+      ([db, atMs]) => nowMs - atMs < NAMESAKE_MS && !isNamesakeKnown(db),
+    );
+    const warnings = twinWarnings(this.#self, heard);
+    if (!hasNamesake) return warnings;
+    return [
+      ...warnings,
+      "a node that ships to this one has the same --id, and is none of its peers: give each its own",
+    ];
+  }
+
+  #tellTwins(): void {
+    const twins = this.#twins();
+    for (const text of twins.filter((one) => !this.#toldTwins.includes(one)))
+      this.#options.log.warn(text);
+    this.#toldTwins = twins;
   }
 
   #adviseEmpty(health: PeerHealth): void {
@@ -290,8 +344,8 @@ export class Mesh implements Membership {
 
   async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
     const { store, log, random } = this.#options;
-    const { peer, prev, last } = message;
-    const key = `${prev} ${last.batchId} ${last.hash}`;
+    const { peer, db, prev, last } = message;
+    const key = `${db} ${prev} ${last.batchId} ${last.hash}`;
     if (this.#judgedMarks.get(peer) === key) return;
     this.#judgedMarks.set(peer, key);
     switch (store.judgeMark(prev, last)) {
@@ -319,21 +373,31 @@ export class Mesh implements Membership {
     const nowMs = clock.monotonicMs();
     const last = this.#fills.get(url);
     if (last !== undefined && nowMs - last.atMs < last.pauseMs) {
-      const text = `${url} keeps asking for everything (${reason}): is it several nodes behind one address? It is filled again after a pause`;
-      if (!this.#warnings.has(`fills ${url}`)) log.warn(text);
-      this.#warnings.set(`fills ${url}`, text);
+      // A restored peer may ask twice: for what it lacks, and once more when it has become another file.
+      if (last.pauseMs > FILL_PAUSE_MS && !last.isRepeated) {
+        last.isRepeated = true;
+        log.warn(tooManyFills(url));
+      }
       await store.wantFill(url, reason);
       return;
     }
     const wasLongAgo = last === undefined || nowMs - last.atMs > FILL_PAUSE_MS_MAX;
     const pauseMs = wasLongAgo ? FILL_PAUSE_MS : Math.min(FILL_PAUSE_MS_MAX, last.pauseMs * 2);
-    this.#fills.set(url, { atMs: nowMs, pauseMs });
-    if (wasLongAgo) this.#warnings.delete(`fills ${url}`);
+    const isRepeated = !wasLongAgo && last.isRepeated;
+    this.#fills.set(url, { atMs: nowMs, pauseMs, isRepeated });
+    this.#warnings.delete(`cut ${url}`);
     log.info("filling a peer: it gets every row and every delete", {
       peer: url,
       reason,
     });
     await store.fill(url, reason);
+  }
+
+  #fillWarnings(): string[] {
+    const nowMs = this.#options.clock.monotonicMs();
+    return [...this.#fills]
+      .filter(([, { atMs, isRepeated }]) => isRepeated && nowMs - atMs <= FILL_PAUSE_MS_MAX)
+      .map(([url]) => tooManyFills(url));
   }
 
   // ── From time to time ───────────────────────────────────────────────────────────────────────
@@ -406,10 +470,12 @@ export class Mesh implements Membership {
 
   peers(): readonly MemberReport[] {
     const status = new Map(this.status().map((peer) => [peer.url, peer]));
+    // What was heard of it before it is heard again: a start, or a change of the peers, is no reason to forget.
+    const known = new Map(this.#options.store.peers.rows().map((row) => [row.url, row]));
     return this.#urls().map((url) => ({
       url,
-      node_id: status.get(url)?.nodeId ?? null,
-      make: status.get(url)?.make ?? null,
+      node_id: status.get(url)?.nodeId ?? known.get(url)?.nodeId ?? null,
+      make: status.get(url)?.make ?? known.get(url)?.make ?? null,
       configured: this.#options.config.peers.includes(url),
     }));
   }
@@ -440,6 +506,8 @@ export class Mesh implements Membership {
       removed: isConfigured ? [...kept.removed, url] : kept.removed,
     });
     this.#peerHealth.delete(url);
+    this.#fills.delete(url);
+    for (const what of ["cut", "join"]) this.#warnings.delete(`${what} ${url}`);
     this.#options.onDoubt();
     return true;
   }
@@ -551,6 +619,10 @@ export class Mesh implements Membership {
 function hasAnswered({ make, state, lastContactMs, lastError }: PeerStatus): boolean {
   const isFine = state === "idle" && lastError === undefined;
   return make === undefined && isFine && lastContactMs !== undefined;
+}
+
+function tooManyFills(url: string): string {
+  return `${url} keeps asking for everything: is it several nodes behind one address? It is filled again after a pause`;
 }
 
 function normalise(url: string): string | undefined {

@@ -151,6 +151,7 @@ class Node implements RunningNode {
     });
     this.#store = store;
     this.#counter = new ItemCounter(store.db, clock);
+    const run = random.hex(8);
     const mesh = new Mesh({
       config,
       store,
@@ -160,6 +161,7 @@ class Node implements RunningNode {
       clock,
       timers: this.#timers,
       random,
+      run,
       itemCount: () => this.#counter!.count(store.survey.synced.values()),
       reportError: (error, what) => this.#reportError(error, { method: "", path: what }),
       remoteAddress: (request) => this.#server?.requestIP(request)?.address,
@@ -184,7 +186,7 @@ class Node implements RunningNode {
       timers: this.#timers,
       random,
     });
-    const receiver = new Receiver(store, (identity) => mesh.heard(identity));
+    const receiver = new Receiver(store, (identity, nodeId) => mesh.heard(identity, nodeId));
     const app = createApp({
       queue: store.queue,
       repository: store.repository,
@@ -193,7 +195,7 @@ class Node implements RunningNode {
       tables: () => this.#currentTables(),
       sync: { apply: (request) => receiver.receive(request) },
       health: () => this.#health(),
-      identity: (askedByDb) => store.identity(askedByDb),
+      identity: (askedByDb) => ({ ...store.identity(askedByDb), run }),
       membership: mesh,
       nodeId: config.id,
       digests: new Digests({ handle, timers: this.#timers, random }),

@@ -8,6 +8,8 @@ export interface PeerStart {
   readonly watermark: number;
   /** Last batch id this peer acknowledged; 0 for none. Sent as `prev=`. */
   readonly prev: number;
+  /** The file that acknowledged it, where that is known. */
+  readonly dbId?: string | undefined;
 }
 
 /** What GET /health of a peer answered. */

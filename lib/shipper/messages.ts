@@ -69,6 +69,8 @@ export type FromShipper =
   | {
       readonly kind: "mark-differs";
       readonly peer: string;
+      /** The file that answered. */
+      readonly db: string;
       /** The last batch id acknowledged when the request was sent. */
       readonly prev: number;
       readonly last: Mark;

@@ -372,8 +372,9 @@ export class Shipper {
     if (outcome.reply !== undefined) this.#heard(peer, outcome.reply, sentAtMs);
     const wasDown = troubleOf(peer.link) === "down";
     if (outcome.kind === "acked" || outcome.kind === "mismatched") {
-      this.#recognise(peer, outcome.reply);
-      this.#compareMark(peer, outcome.reply?.identity, prev);
+      const isSame = this.#recognise(peer, outcome.reply);
+      if (isSame) this.#compareMark(peer, outcome.reply?.identity, prev);
+      else this.#readHealth(peer);
     }
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
@@ -391,16 +392,24 @@ export class Shipper {
     peer.clockOffsetMs = Math.abs(offsetMs) < CLOCK_OFFSET_MS_MIN ? 0 : Math.round(offsetMs);
   }
 
-  /** Ours name themselves in every reply; what answers like a peer and does not is foreign. */
-  #recognise(peer: Peer, reply: Reply | undefined): void {
-    peer.make = reply?.identity === undefined ? "foreign" : "ours";
-    peer.dbId = reply?.identity?.db;
+  /**
+   * Ours name themselves in every reply; what answers like a peer and does not is foreign. False where
+   * another file answers than before: what that one acknowledged this one never did.
+   */
+  #recognise(peer: Peer, reply: Reply | undefined): boolean {
+    const db = reply?.identity?.db;
+    const isSame = peer.dbId === undefined || db === undefined || db === peer.dbId;
+    if (!isSame) peer.ackedBatchId = 0;
+    peer.make = db === undefined ? "foreign" : "ours";
+    peer.dbId = db;
+    return isSame;
   }
 
   /** The receiver's mark before the batch is what it acknowledged last, or somebody was restored. */
   #compareMark(peer: Peer, identity: Identity | undefined, prev: number): void {
     if (identity?.last === undefined || identity.last.batchId === prev) return;
-    this.#options.post({ kind: "mark-differs", peer: peer.url, prev, last: identity.last });
+    const { db, last } = identity;
+    this.#options.post({ kind: "mark-differs", peer: peer.url, db, prev, last });
   }
 
   #readHealth(peer: Peer): void {
@@ -435,9 +444,9 @@ export class Shipper {
       this.#heard(peer, outcome.reply, sentAtMs);
       if (outcome.kind === "health") {
         peer.nodeId = outcome.health.nodeId;
-        this.#recognise(peer, outcome.reply);
+        const isSame = this.#recognise(peer, outcome.reply);
         this.#options.post({ kind: "peer-health", health: outcome.health });
-        this.#compareMark(peer, outcome.health.identity, prev);
+        if (isSame) this.#compareMark(peer, outcome.health.identity, prev);
       }
       if (peer.link.kind === "idle") peer.lastError = undefined;
     }
@@ -602,7 +611,7 @@ function openPeer(start: PeerStart): Peer {
     trouble: undefined,
     nodeId: undefined,
     make: undefined,
-    dbId: undefined,
+    dbId: start.dbId,
     lastError: undefined,
     lastContactMs: undefined,
     clockOffsetMs: undefined,

@@ -47,13 +47,16 @@ const NAME_LENGTH_MAX = 256;
 
 export class Receiver {
   readonly #store: Store;
-  readonly #heard: (identity: Identity | undefined) => void;
+  readonly #heard: (identity: Identity | undefined, nodeId: string | undefined) => void;
   #bodies = 0;
   #bodyBytes = 0;
   #hubChanges = 0;
 
   /** `heard` is told of every batch that was committed. */
-  constructor(store: Store, heard: (identity: Identity | undefined) => void) {
+  constructor(
+    store: Store,
+    heard: (identity: Identity | undefined, nodeId: string | undefined) => void,
+  ) {
     this.#store = store;
     this.#heard = heard;
   }
@@ -101,7 +104,7 @@ export class Receiver {
       if (part.tally.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
       at = part.to;
     } while (at < batch.changes.length);
-    this.#heard(request.identity);
+    this.#heard(request.identity, request.nodeId);
     return {
       applied,
       ack: batch.batchId,

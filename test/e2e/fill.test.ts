@@ -231,6 +231,53 @@ describe("a peer that comes late", () => {
   );
 });
 
+describe("a peer that was removed", () => {
+  test(
+    "in the middle of its fill gets everything when it comes back, though its mark is high",
+    async () => {
+      await using fleet = new Fleet();
+      const [a, b] = [ours(fleet, "a", "--tables", "*"), ours(fleet, "b", "--tables", "*")];
+      a.peers = [b.url];
+      // Rows of which the log never knew.
+      a.write(OLD_FILE);
+      b.write(OLD_TABLES);
+      await Promise.all([a.start(), b.start()]);
+      await until("b has some", () => b.content().length > 0);
+      const path = `/peers/${encodeURIComponent(b.url)}`;
+      expect((await a.call("DELETE", path)).status).toBe(200);
+      expect(b.content().length).toBeLessThan(ROWS);
+      await a.createMany(5);
+      await a.call("POST", "/peers", { url: b.url });
+      expect(await settled([a, b], LIMITS)).toHaveLength(ROWS + 5);
+      await filled(a);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
+    "goes on where it was, if the log has all since: nothing is sent again but that",
+    async () => {
+      await using fleet = new Fleet();
+      const a = ours(fleet, "a");
+      const c = ours(fleet, "c");
+      const away = ours(fleet, "away");
+      const tap = fleet.tap(c);
+      // One that is away keeps the log.
+      a.peers = [tap.url, away.url];
+      await Promise.all([a.start(), c.start()]);
+      await a.createMany(500);
+      await until("c has them", () => c.content().length === 500);
+      const path = `/peers/${encodeURIComponent(tap.url)}`;
+      expect((await a.call("DELETE", path)).status).toBe(200);
+      await a.createMany(20, "while it was removed");
+      await a.call("POST", "/peers", { url: tap.url });
+      await until("c has the rest", () => c.content().length === 520);
+      expect(fills(a)).toBe(0);
+    },
+    TEST_MS_MAX,
+  );
+});
+
 describe("kill -9 in the middle of a fill", () => {
   test.each(["the sender", "the receiver"])(
     "of %s, again and again: it goes on where it was, and ends equal",
@@ -373,6 +420,8 @@ describe("a node that comes back from a backup", () => {
       await b.start();
       expect(await settled([a, b], LIMITS)).toEqual(rows);
       await filled(a, b);
+      // Once, as another file; that it also lacks what the old one acknowledged goes without saying.
+      expect([fills(a), (await health(a)).warnings]).toEqual([1, []]);
     },
     TEST_MS_MAX,
   );
