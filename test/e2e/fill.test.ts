@@ -68,6 +68,29 @@ async function filled(...nodes: Member[]): Promise<void> {
   }
 }
 
+/** An address of a node through a proxy that says where requests come from. */
+function proxyTo(node: Member): { url: string } & AsyncDisposable {
+  const server = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: async (request) => {
+      const headers = new Headers(request.headers);
+      headers.delete("host");
+      headers.set("X-Forwarded-For", "10.0.0.1");
+      const body = request.method === "GET" ? null : await request.bytes();
+      return fetch(node.url + new URL(request.url).pathname, {
+        method: request.method,
+        headers,
+        body,
+      });
+    },
+  });
+  return {
+    url: `http://127.0.0.1:${server.port}`,
+    [Symbol.asyncDispose]: () => server.stop(true),
+  };
+}
+
 const OLD_TABLES = `
   CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, value INTEGER, created_at INTEGER, updated_at INTEGER, node_id TEXT);
   CREATE TABLE notes(id TEXT PRIMARY KEY, body TEXT, updated_at INTEGER) WITHOUT ROWID;
@@ -175,6 +198,38 @@ describe("a peer that comes late", () => {
       await c.restart();
       await c.create("by the new one", 1);
       await settled(everyone, LIMITS);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
+    "--join from another machine needs the token of the mesh; without it nobody takes the node in",
+    async () => {
+      await using fleet = new Fleet();
+      const token = "0123456789abcdefgh";
+      const a = ours(fleet, "a", "--admin-token", token);
+      await a.start();
+      await a.createMany(30);
+      // What comes from elsewhere is told by what a proxy adds.
+      await using far = proxyTo(a);
+      const c = ours(fleet, "c", "--join", far.url);
+      c.flags.push("--url", c.url);
+      for (const wrong of [[], ["--admin-token", "another-token-of-16"]]) {
+        const flags = c.flags.length;
+        c.flags.push(...wrong);
+        await c.start();
+        await until("c says why", async () =>
+          (await health(c)).warnings.some((text) => text.includes("admin token")),
+        );
+        expect((await health(a)).peers).toEqual([]);
+        expect((await health(c)).peers).toEqual([]);
+        await c.stop();
+        c.flags.length = flags;
+      }
+      c.flags.push("--admin-token", token);
+      await c.start();
+      expect(await settled([a, c], LIMITS)).toHaveLength(30);
+      expect((await health(a)).peers.map(({ url }) => url)).toEqual([c.url]);
     },
     TEST_MS_MAX,
   );
