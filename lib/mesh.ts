@@ -187,6 +187,11 @@ export class Mesh implements Membership {
     return this.#restarting;
   }
 
+  /** What peers acknowledged is gone from the file: shipping starts again at the log's beginning. */
+  relearn(): void {
+    this.#inBackground(this.#restartShipper(), "peers");
+  }
+
   // ── What the shipper says ───────────────────────────────────────────────────────────────────
 
   #onShipper(message: FromShipper): void {

@@ -77,6 +77,8 @@ class Node implements RunningNode {
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
   /** Why the node is not healthy, by what is wrong; and what a person should look at. */
   readonly #reasons = new Map<string, string>();
+  /** What the last tick failed with. */
+  #backgroundError = "";
   readonly #warnings = new Map<string, string>();
   url = "";
   summary: readonly string[] = [];
@@ -284,8 +286,10 @@ class Node implements RunningNode {
       case "lift-refused":
       case "log-restarted":
       case "log-emptied":
+      case "table-restored":
         this.#warnings.set(`${event.kind} ${event.table}`, `${event.table}: ${event.text}`);
         log.warn(`${event.table}: ${event.text}`);
+        if (event.table === "_peer_state") this.#mesh?.relearn();
         return;
       case "filled":
         log.info(event.text);
@@ -307,13 +311,18 @@ class Node implements RunningNode {
     try {
       await this.#store!.runDue();
       this.#reasons.delete("file");
+      this.#backgroundError = "";
       await this.#mesh!.look();
       await this.#verifier!.look();
       this.#counter!.advance(this.#currentTables());
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
-        this.#reasons.set("file", describeError(error));
-        this.#reportError(error, { method: "", path: "background" });
+        const text = describeError(error);
+        this.#reasons.set("file", text);
+        // Tried again with every tick: said once.
+        if (text !== this.#backgroundError)
+          this.#reportError(error, { method: "", path: "background" });
+        this.#backgroundError = text;
       }
     }
     this.#reports.flush();

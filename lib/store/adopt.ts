@@ -81,9 +81,12 @@ export interface AdoptOptions {
 
 /**
  * Runs the schema file, makes the default table in an empty file, and brings our tables up to date,
- * all or nothing. Returns the selection to sync by.
+ * all or nothing. Returns the selection to sync by, and our tables that somebody had dropped.
  */
-export function prepareFile(db: Database, options: AdoptOptions): Selection {
+export function prepareFile(
+  db: Database,
+  options: AdoptOptions,
+): { selection: Selection; restored: readonly string[] } {
   const selection = decideSelection(db, options.asked);
   const schemaSql = newSchema(db, options.schemaSql);
   const isEmpty = readTables(db).size === 0;
@@ -93,13 +96,13 @@ export function prepareFile(db: Database, options: AdoptOptions): Selection {
   try {
     if (schemaSql !== undefined && !runsAlone) runSchema(db, schemaSql);
     if (readTables(db).size === 0) db.run(DEFAULT_TABLE_SQL);
-    migrate(db);
+    const restored = migrate(db);
     const names = isEmpty && selection === undefined ? [...readTables(db).keys()] : [];
     const chosen = selection ?? { all: false, names };
     writeSelection(db, chosen);
     if (schemaSql !== undefined) setSetting(db, "schema_file", hashText(schemaSql));
     db.run("COMMIT");
-    return chosen;
+    return { selection: chosen, restored };
   } catch (error) {
     if (db.inTransaction) db.run("ROLLBACK");
     throw error;

@@ -42,7 +42,8 @@ export interface SettleEvent {
     | "lift-refused"
     | "flag-restored"
     | "log-restarted"
-    | "log-emptied";
+    | "log-emptied"
+    | "table-restored";
   readonly table: string;
   readonly text: string;
 }

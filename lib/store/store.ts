@@ -26,7 +26,7 @@ import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
-import { noteEmptied } from "./lost-entries.ts";
+import { noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
@@ -148,7 +148,8 @@ export class Store {
     const { clock, timers, random } = options;
     this.db = db;
     this.#options = options;
-    const selection = prepareFile(db, options);
+    const { selection, restored } = prepareFile(db, options);
+    for (const name of restored) options.onEvent(tableRestored(name));
     this.#refuseForgotten();
     this.dbId = this.#identify(random);
     this.openedMs = clock.nowMs();

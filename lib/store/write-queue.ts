@@ -214,6 +214,17 @@ export class WriteQueue {
     this.#apply = this.#apply.filter((job) => !isOverdue(job));
   }
 
+  /** What to answer: that the transaction failed, or that even its end could not be read. */
+  #rollBack(failure: unknown, rolledBack: () => void): unknown {
+    try {
+      if (this.#options.db.inTransaction) this.#options.db.run("ROLLBACK");
+      rolledBack();
+      return failure;
+    } catch (error) {
+      return isBusy(failure) ? error : failure;
+    }
+  }
+
   /** `tried`: those of the group that were run, or that failed with it. */
   #transact(group: readonly Job[], alone = group.length === 1): Attempt {
     const { db, clock, settle, finish, committed, rolledBack, hasForeignKeys } = this.#options;
@@ -266,9 +277,8 @@ export class WriteQueue {
       }
       endMode();
       this.#commit.run();
-    } catch (error) {
-      if (db.inTransaction) db.run("ROLLBACK");
-      rolledBack();
+    } catch (failure) {
+      const error = this.#rollBack(failure, rolledBack);
       if (isBusy(error)) return { outcome: "busy", tried: [] };
       // Where settling failed, nobody was tried and everybody fails with it.
       if (!alone) return { outcome: "failed", tried: tried === 0 ? group : group.slice(0, tried) };

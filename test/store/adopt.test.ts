@@ -284,7 +284,7 @@ describe("the schema file", () => {
   ) => {
     const db = new Database(":memory:", { strict: true });
     db.run(before);
-    return { db, selection: prepareFile(db, { asked, schemaSql }) };
+    return { db, selection: prepareFile(db, { asked, schemaSql }).selection };
   };
 
   test("makes the tables of an empty file, and they count as asked for", () => {

@@ -111,3 +111,53 @@ describe.each(["running", "down"])("while the node is %s", (how) => {
     expect(wanted(file)).toEqual([null, null]);
   });
 });
+
+describe.each(["running", "down"])(
+  "a table of ours that was dropped while the node was %s",
+  (how) => {
+    test.each([
+      "_meta",
+      "_changes",
+      "_dead_letter",
+      "_peer_state",
+      "_hooksync_noted",
+      "_hooksync_tombstones",
+      "_hooksync_columns",
+      "_hooksync_marks",
+      "_hooksync_origins",
+      "_hooksync_contested",
+      "_hooksync_left_out",
+    ])("%s is made anew", async (name) => {
+      await using file = await opened();
+      const drop = `DROP TABLE ${name}`;
+      if (how === "down") await file.close();
+      file.write(drop);
+      if (how === "down") open(file);
+      await file.runDue();
+      expect(file.events.map(({ kind, table }) => [kind, table])).toContainEqual([
+        "table-restored",
+        name,
+      ]);
+      const settled = file.store.settledThrough;
+      file.write("INSERT INTO notes(id) VALUES('after'); DELETE FROM notes WHERE id = 'a'");
+      await file.runDue();
+      expect(file.log(settled).sort()).toEqual(["DELETE a", "INSERT after"]);
+      expect(file.rows("SELECT id FROM _hooksync_tombstones")).toEqual([{ id: "a" }]);
+      if (name === "_changes") expect(wanted(file)).toEqual([REASON, null]);
+      expect(file.kinds().filter((kind) => kind === "table-restored").length).toBe(1);
+    });
+  },
+);
+
+test("without _hooksync a running node says what to do, and goes on after a start", async () => {
+  await using file = await opened();
+  file.write("DROP TABLE _hooksync; UPDATE notes SET n = 7 WHERE id = 'a'");
+  await expect(file.settle()).rejects.toThrow("dropped the table _hooksync");
+  await file.close();
+  open(file);
+  await file.runDue();
+  expect(file.log()).toContain("UPDATE a");
+  expect(file.rows("SELECT updated_at > 0 AS isStamped FROM notes WHERE id = 'a'")).toEqual([
+    { isStamped: 1 },
+  ]);
+});
