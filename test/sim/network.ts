@@ -313,9 +313,16 @@ export class Network {
     return reply;
   }
 
-  /** The largest batch id that `to` acknowledged to `from`, heard of or not. */
+  /**
+   * The largest batch id that `to` acknowledged to `from`, heard of or not, at whatever address: a peer
+   * that is added again goes on from where it was under another.
+   */
   acknowledged(from: string, to: string): number {
-    return this.#acknowledged.get(`${from} ${to}`) ?? 0;
+    const machine = this.#machines.get(to);
+    const acks = [...this.#machines]
+      .filter(([url, other]) => url === to || other === machine)
+      .map(([url]) => this.#acknowledged.get(`${from} ${url}`) ?? 0);
+    return Math.max(...acks);
   }
 
   /** All that was acknowledged to this sender, by receiver. */

@@ -126,6 +126,10 @@ export class Safety {
     return promised;
   }
 
+  hasPromised(node: OurNode, key: string): boolean {
+    return this.#of(node).held.has(key);
+  }
+
   // ── Files that come and go ──────────────────────────────────────────────────────────────────
 
   /** What is promised of the file as it is now. */

@@ -279,7 +279,7 @@ export class Workload {
   }
 }
 
-function hasColumn(db: Database, table: string, column: string): boolean {
+export function hasColumn(db: Database, table: string, column: string): boolean {
   return db.query("SELECT 1 FROM pragma_table_info(?) WHERE name = ?").get(table, column) !== null;
 }
 
