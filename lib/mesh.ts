@@ -58,6 +58,9 @@ const FILL_PAUSE_MS = 5_000;
 const FILL_PAUSE_MS_MAX = 3_600_000;
 /** A node that shipped here under this node's --id is spoken of for so long. */
 const NAMESAKE_MS = 3_600_000;
+const LOST = "it lost what it had acknowledged (a restored backup?)";
+/** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
+const RESTART_PAUSE_MS = 1_000;
 /** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
 const JOIN_PAUSE_MS = 2_000;
 const JOIN_PAUSE_MS_MAX = 60_000;
@@ -82,6 +85,8 @@ export class Mesh implements Membership {
   readonly #judgedMarks = new Map<string, string>();
   /** When each peer's last fill began, how long the next one waits at least, and whether that is too often. */
   readonly #fills = new Map<string, { atMs: number; pauseMs: number; isRepeated: boolean }>();
+  /** Peers whose fill is about to begin. */
+  readonly #beginning = new Set<string>();
   /** By db id: when a node with this one's --id shipped here last. */
   readonly #namesakes = new Map<string, number>();
   /** What the log was told of twins. */
@@ -176,15 +181,42 @@ export class Mesh implements Membership {
     });
   }
 
-  /** With other peers, or under another identity. One at a time. */
-  #restartShipper(): Promise<void> {
-    this.#restarting = this.#restarting.then(async () => {
+  /**
+   * With other peers, or after `change`, which nothing that was acknowledged before it may outlive. One
+   * at a time. What cannot be written just now leaves the node shipping as before.
+   */
+  #restartShipper(change: () => Promise<void> = async () => {}): Promise<void> {
+    const restarted = this.#restarting.then(async () => {
       if (this.#isStopping) return;
       await this.#shipper?.stop();
-      await this.#persistAll();
-      this.#startShipper(this.#options.store.configurePeers(this.#urls(), normalise).starts);
+      try {
+        await this.#persistAll();
+        await change();
+      } finally {
+        this.#startAgain();
+      }
     });
-    return this.#restarting;
+    this.#restarting = restarted.catch(() => undefined);
+    return restarted;
+  }
+
+  #startAgain(): void {
+    const { store, timers, reportError } = this.#options;
+    if (this.#isStopping) return;
+    try {
+      this.#startShipper(store.configurePeers(this.#urls(), normalise).starts);
+    } catch (error) {
+      reportError(error, "peers");
+      timers.after(RESTART_PAUSE_MS, () => this.#inBackground(this.#restartShipper(), "peers"));
+    }
+  }
+
+  /** To the peers this is another file from now on, unless it became one since it was `dbId`. */
+  #becomeAnother(dbId: string): Promise<void> {
+    const { store, random } = this.#options;
+    return this.#restartShipper(async () => {
+      if (store.dbId === dbId) await store.becomeAnother(random);
+    });
   }
 
   /** What peers acknowledged is gone from the file: shipping starts again at the log's beginning. */
@@ -256,25 +288,25 @@ export class Mesh implements Membership {
     if (await this.#removeSelf(health)) return;
     this.#tellTwins();
     const relation = relationOf(this.#self, health);
-    const before = store.peers.rows().find((peer) => peer.url === health.url);
-    await store.learnPeer(health);
-    if (before === undefined) return;
+    const learned = await store.learnPeer(health);
+    if (learned === undefined) return;
     if (relation === "copy") await this.#partFromCopy(health.url);
     if (relation !== "other") return;
     const { identity } = health;
-    if (before.fillWanted !== null) {
+    const { fillWanted } = learned;
+    // What we have of an earlier file of this node is not in this one, and nobody would know.
+    if (learned.isFirst && fillWanted === null && store.hasContent) this.#options.onDoubt();
+    if (fillWanted !== null) {
       const last = identity?.last?.batchId ?? 0;
       // It was a peer before, or started from a copy of a file of this mesh.
       const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
       const isUnfilled = identity !== undefined && store.peers.isUnfilled(identity.db);
       const hasAll = !isUnfilled && (isOriginal || (last > 0 && last >= store.prunedThrough));
-      const knowsUs = hasAll && before.fillWanted === "it is new";
+      const knowsUs = hasAll && fillWanted === "it is new";
       if (knowsUs) {
         await store.needNoFill(health.url);
         this.#options.onDoubt();
-      } else await this.#fill(health.url, before.fillWanted);
-    } else if (identity && before.dbId !== null && before.dbId !== identity.db) {
-      await this.#fill(health.url, "its file is another one than before");
+      } else await this.#fill(health.url, fillWanted);
     }
     if (isFirst && !identity) this.#adviseEmpty(health);
   }
@@ -294,13 +326,12 @@ export class Mesh implements Membership {
    * file to the peers, the copy, too, and they fill it and each other.
    */
   async #partFromCopy(url: string): Promise<void> {
-    const { store, log, random } = this.#options;
+    const { store, log } = this.#options;
     log.warn("a peer runs on a copy of this node's file; from now on this one is another file", {
       peer: url,
     });
     await store.wantFill(url, "it ran on a copy of this file");
-    await store.becomeAnother(random);
-    await this.#restartShipper();
+    await this.#becomeAnother(store.dbId);
   }
 
   get #self(): Self {
@@ -348,22 +379,34 @@ export class Mesh implements Membership {
   }
 
   async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
-    const { store, log, random } = this.#options;
     const { peer, db, prev, last } = message;
     const key = `${db} ${prev} ${last.batchId} ${last.hash}`;
     if (this.#judgedMarks.get(peer) === key) return;
     this.#judgedMarks.set(peer, key);
+    try {
+      await this.#judgeMark(message);
+    } catch (error) {
+      this.#judgedMarks.delete(peer);
+      throw error;
+    }
+  }
+
+  async #judgeMark({
+    peer,
+    prev,
+    last,
+  }: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
+    const { store, log } = this.#options;
     switch (store.judgeMark(prev, last)) {
       case "lost":
-        await this.#fill(peer, "it lost what it had acknowledged (a restored backup?)");
+        await this.#fill(peer, LOST);
         return;
       case "restored":
         log.warn(
           "a peer knows changes that this file never made: it was restored from a backup; from now on it is another file to the peers, and they fill it",
           { peer, their_mark: last.batchId },
         );
-        await store.becomeAnother(random);
-        await this.#restartShipper();
+        await this.#becomeAnother(store.dbId);
         return;
       default:
     }
@@ -375,6 +418,8 @@ export class Mesh implements Membership {
    */
   async #fill(url: string, reason: string): Promise<void> {
     const { clock, store, log } = this.#options;
+    // Several messages may ask before the file says that it has begun; it sends what any of them wants.
+    if (this.#beginning.has(url)) return;
     const nowMs = clock.monotonicMs();
     const last = this.#fills.get(url);
     if (last !== undefined && nowMs - last.atMs < last.pauseMs) {
@@ -395,7 +440,14 @@ export class Mesh implements Membership {
       peer: url,
       reason,
     });
-    await store.fill(url, reason);
+    this.#beginning.add(url);
+    const begin = async () => void (await store.fill(url, reason));
+    try {
+      // The peer's mark stands still until it hears that what it lost is not taken for granted any more.
+      await (reason === LOST ? this.#restartShipper(begin) : begin());
+    } finally {
+      this.#beginning.delete(url);
+    }
   }
 
   #fillWarnings(): string[] {

@@ -36,19 +36,28 @@ export interface VerifierOptions {
 
 /** What led to a comparison is seldom alone: a removal on every node, a fill to several peers. */
 const SOON_MS = 1_000;
-/** When neighbours cannot be compared now. */
+/** Between attempts when neighbours cannot be compared now: from the one to the other. */
+const RETRY_MS = 60_000;
 const RETRY_MS_MAX = 3_600_000;
 /** A change in flight arrives within seconds, or its peer is behind and will be compared later. */
 const WAIT_MS = 60_000;
 const DUE_SETTING = "verify-due";
+const OWED_SETTING = "verify-owed";
+
+/** Whom to compare with because something happened: those of them that were away are still owed it. */
+type Owed = "all" | ReadonlySet<string>;
+
+const NOBODY: Owed = new Set();
 
 export class Verifier {
   readonly #options: VerifierOptions;
   #dueMs: number | undefined;
   #isRunning = false;
   #isStopping = false;
-  /** Compare with all, not only with those whose turn it is not. */
-  #isAsked = false;
+  /** Kept over restarts. */
+  #owed: Owed = NOBODY;
+  #isOwedRead = false;
+  #failures = 0;
   #report: VerifiedReport | undefined;
 
   constructor(options: VerifierOptions) {
@@ -61,18 +70,24 @@ export class Verifier {
 
   /** Something happened that may have left nodes different. */
   soon(): void {
-    if (this.#options.everyMs === 0) return;
-    this.#isAsked = true;
-    const dueMs = this.#options.clock.monotonicMs() + SOON_MS;
+    const { everyMs, clock, store } = this.#options;
+    if (everyMs === 0) return;
+    this.#owed = "all";
+    this.#isOwedRead = true;
+    const dueMs = clock.monotonicMs() + SOON_MS;
     this.#dueMs = Math.min(this.#dueMs ?? dueMs, dueMs);
+    // If it cannot be kept, it is only forgotten by a restart.
+    store.keepSetting(OWED_SETTING, owedText("all")).catch(() => undefined);
   }
 
   /** Called with every tick of the node. */
   async look(): Promise<void> {
     const { everyMs, clock } = this.#options;
     if (everyMs === 0 || this.#isRunning || this.#isStopping) return;
+    if (!this.#isOwedRead) this.#readOwed();
     this.#dueMs ??= await this.#firstDueMs();
-    if (clock.monotonicMs() < this.#dueMs) return;
+    const isDue = clock.monotonicMs() >= this.#dueMs;
+    if (!isDue && !this.#isOwedBack()) return;
     this.#isRunning = true;
     // A comparison may take minutes; the tick does not wait for it.
     void this.#run().finally(() => {
@@ -99,23 +114,45 @@ export class Verifier {
     return clock.monotonicMs() + delayMs;
   }
 
+  #readOwed(): void {
+    this.#isOwedRead = true;
+    const kept = this.#options.store.keptSetting(OWED_SETTING);
+    if (kept === undefined) return;
+    const urls = JSON.parse(kept) as "all" | string[];
+    this.#owed = urls === "all" ? urls : new Set(urls);
+    if (urls === "all") this.#dueMs = this.#options.clock.monotonicMs() + SOON_MS;
+  }
+
+  /** Somebody who was away when everybody was compared. */
+  #isOwedBack(): boolean {
+    const owed = this.#owed;
+    if (owed === "all" || owed.size === 0) return false;
+    return this.#options.neighbours().some((one) => owed.has(one.url) && isThere(one));
+  }
+
   async #run(): Promise<void> {
-    const { everyMs, log } = this.#options;
-    const isAsked = this.#isAsked;
-    this.#isAsked = false;
+    const { everyMs, log, clock, store } = this.#options;
+    const owed = this.#owed;
+    this.#owed = NOBODY;
     try {
       // Set before, so that what is asked for meanwhile comes after.
       this.#dueMs = await this.#dueIn(everyMs);
-      const urls = this.#urls(isAsked);
+      const urls = this.#urls(owed);
+      const away = this.#away(owed);
       if (urls.length > 0) this.#tell(await this.#compare(urls), urls.length);
+      this.#failures = 0;
+      // Asked again meanwhile: then everybody is owed it once more.
+      if (this.#owed !== NOBODY) return;
+      this.#owed = away;
+      if (owed !== NOBODY) await store.keepSetting(OWED_SETTING, owedText(away));
     } catch (error) {
       if (this.#isStopping) return;
       // Also what is a mistake of ours, or of a neighbour's: comparing is not worth a node's end.
       const level = error instanceof ComparisonError ? "warn" : "error";
       log.log(level, "could not compare with the neighbours; tried again later", { error });
-      this.#isAsked ||= isAsked;
-      const retryMs = Math.min(everyMs, RETRY_MS_MAX);
-      this.#dueMs = this.#options.clock.monotonicMs() + retryMs;
+      if (this.#owed === NOBODY) this.#owed = owed === NOBODY ? NOBODY : "all";
+      const retryMs = Math.min(everyMs, RETRY_MS_MAX, RETRY_MS * 2 ** this.#failures++);
+      this.#dueMs = clock.monotonicMs() + retryMs;
     }
   }
 
@@ -133,13 +170,23 @@ export class Verifier {
   }
 
   /** Of two nodes the one with the lower file id compares, unless something happened. */
-  #urls(isAsked: boolean): string[] {
+  #urls(owed: Owed): string[] {
     const { neighbours, store } = this.#options;
     const found = neighbours()
-      .filter(({ make, lastError }) => make === "ours" && lastError === undefined)
-      .filter(({ dbId }) => dbId !== store.dbId && (isAsked || (dbId ?? "") > store.dbId));
+      .filter(isThere)
+      .filter(({ dbId }) => dbId !== store.dbId)
+      .filter(({ dbId, url }) => (dbId ?? "") > store.dbId || owed === "all" || owed.has(url));
     // One node under two addresses is compared once.
     return [...new Map(found.map(({ dbId, url }) => [dbId, url])).values()];
+  }
+
+  /** Of those who are owed a comparison, and may be nodes of ours, who cannot be reached now. */
+  #away(owed: Owed): Owed {
+    const away = this.#options
+      .neighbours()
+      .filter((one) => one.make !== "foreign" && !isThere(one))
+      .map(({ url }) => url);
+    return new Set(away.filter((url) => owed === "all" || owed.has(url)));
   }
 
   #tell(comparison: Comparison, neighbours: number): void {
@@ -171,4 +218,12 @@ export class Verifier {
     // As many as were looked at are equal now: on with the others.
     if (repaired > 0 && tables.some(({ hasMore }) => hasMore)) this.soon();
   }
+}
+
+function isThere({ make, lastError }: PeerStatus): boolean {
+  return make === "ours" && lastError === undefined;
+}
+
+function owedText(owed: Owed): string {
+  return JSON.stringify(owed === "all" ? owed : [...owed]);
 }

@@ -193,7 +193,34 @@ test("a node under two addresses is compared once, and this very node not at all
   expect(one.report).toMatchObject({ neighbours: 1 });
 });
 
-test("a neighbour that fails is one line, and tried again in an hour", async () => {
+test("a neighbour that was away when all were compared is compared when it is back", async () => {
+  const third = new FakeNode("c");
+  neighbours = [
+    neighbour(other.url, "b"),
+    neighbour(third.url, "0", { lastError: "refused" }),
+    neighbour("http://127.0.0.1:1", "z", { make: "foreign", lastError: "refused" }),
+  ];
+  const one = verifier();
+  one.soon();
+  await pass(one, 1);
+  expect([other.digests, third.digests]).toEqual([1, 0]);
+  neighbours = [neighbour(other.url, "b"), neighbour(third.url, "0")];
+  const again = verifier();
+  await pass(again, 1);
+  expect(third.digests).toBe(1);
+  await pass(again, 2);
+  expect(third.digests).toBe(1);
+  await third.stop();
+});
+
+test("what it was asked for is not forgotten by a restart", async () => {
+  neighbours = [neighbour(other.url, "0")];
+  verifier().soon();
+  await pass(verifier(), 1);
+  expect(other.digests).toBe(1);
+});
+
+test("a neighbour that fails is one line, and tried again, less and less often", async () => {
   other.isBroken = true;
   const one = verifier();
   one.soon();
@@ -202,9 +229,17 @@ test("a neighbour that fails is one line, and tried again in an hour", async () 
   expect(lines).toEqual([
     `warn: could not compare with the neighbours; tried again later ComparisonError: ${other.url}: broken`,
   ]);
+  const digests: number[] = [];
+  for (let minute = 0; minute < 8; minute++) {
+    await time.advance(60_000);
+    await one.look();
+    await settle();
+    digests.push(other.digests);
+  }
+  expect(digests).toEqual([2, 2, 3, 3, 3, 3, 4, 4]);
   other.isBroken = false;
   await pass(one, 2);
-  expect(lines).toHaveLength(2);
+  expect(lines.at(-1)).toBe("info: compared with the neighbours: all rows are equal");
 });
 
 test("0: never, whatever happens; and not while the node stops", async () => {

@@ -371,14 +371,17 @@ export class Shipper {
     if (this.#stopped) return;
     if (outcome.reply !== undefined) this.#heard(peer, outcome.reply, sentAtMs);
     const wasDown = troubleOf(peer.link) === "down";
+    let isSame = true;
     if (outcome.kind === "acked" || outcome.kind === "mismatched") {
-      const isSame = this.#recognise(peer, outcome.reply);
+      isSame = this.#recognise(peer, outcome.reply);
       if (isSame) this.#compareMark(peer, outcome.reply?.identity, prev);
       else this.#readHealth(peer);
     }
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
     this.#take(peer, toEvent(outcome, sent));
+    // It was told of acknowledgements that were another file's, and sets no mark for such a batch.
+    if (!isSame) peer.ackedBatchId = 0;
     if (outcome.kind === "acked" && (wasDown || !peer.healthRead)) this.#readHealth(peer);
   }
 

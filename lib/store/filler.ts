@@ -72,6 +72,8 @@ export class Filler {
 
   /** Starts from the beginning, also where one is under way. Inside the caller's transaction. */
   begin(url: string, reason: string): void {
+    // The new one sends what the other had made, too; nothing would take it from the log.
+    this.abandon(url);
     const newest = this.#newest();
     this.#write(url, {
       reason,

@@ -167,6 +167,11 @@ export class Peers {
       .run(through, ackedBatchId ?? null, url);
   }
 
+  /** Nothing that it acknowledged is relied on any more. */
+  startOver(url: string): void {
+    this.#db.query("UPDATE _peer_state SET prev = 0 WHERE peer_url = ?").run(url);
+  }
+
   /** What one file acknowledged, another file at its place did not. */
   learn({ url, nodeId, identity }: PeerHealth): void {
     this.#db

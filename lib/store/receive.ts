@@ -136,10 +136,13 @@ export class Receiver {
   /** Returns the mark as it was. */
   #mark(request: SyncRequest, batch: ReceivedBatch): Mark | undefined {
     if (request.identity === undefined) return undefined;
-    const { db } = request.identity;
+    const { db, prev = 0 } = request.identity;
     const before = this.#store.peers.mark(db);
     const last = batch.changes.at(-1);
-    if (last !== undefined) {
+    // This file lost what its sender takes for granted. The mark stays below that, whatever comes late or
+    // twice, until the sender has seen it and starts over.
+    const isLost = prev > before.batchId;
+    if (last !== undefined && !isLost) {
       this.#store.peers.setMark(db, { batchId: batch.batchId, hash: hashOf(last) });
     }
     return before;

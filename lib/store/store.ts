@@ -55,6 +55,14 @@ export interface StoreOptions {
   readonly onCommit: (settledThrough: number, rewritten: boolean) => void;
 }
 
+/** What follows from hearing a peer. */
+export interface LearnedPeer {
+  /** Why it wants a fill, or null. */
+  readonly fillWanted: string | null;
+  /** Its file was not known before. */
+  readonly isFirst: boolean;
+}
+
 /** A peer has been filled. */
 export interface FillEvent {
   readonly kind: "filled";
@@ -260,11 +268,14 @@ export class Store {
     const hash = new ChangeLog(this.db).hashOf(batchId) ?? "0";
     new Peers(this.db).setMark(dbId, { batchId, hash });
     setSetting(this.db, "copy_of", dbId);
+    setSetting(this.db, "copied_through", batchId);
   }
 
-  /** Whether this file began as a copy of that one, which so has all that was in it. */
+  /** Whether this file began as a copy of that one, which so has all that left the log of this one. */
   isCopyOf(dbId: string): boolean {
-    return setting(this.db, "copy_of") === dbId;
+    if (setting(this.db, "copy_of") !== dbId) return false;
+    // What was written here since, and has left the log, it has not.
+    return this.prunedThrough <= Number(setting(this.db, "copied_through") ?? 0);
   }
 
   /** Triggers, the pending changes of whoever used the file before, and rows revived by them. */
@@ -597,6 +608,7 @@ export class Store {
     if (!isKnown) return false;
     await this.queue.run("apply", (transaction) => {
       this.peers.wantFill(url, null);
+      this.peers.startOver(url);
       this.filler.begin(url, reason);
       this.#isFilling = true;
       this.#advanceFills(transaction);
@@ -678,12 +690,25 @@ export class Store {
     });
   }
 
-  /** A foreign peer turns healing on. */
-  async learnPeer(health: PeerHealth): Promise<void> {
-    await this.queue.run("apply", (transaction) => {
+  /**
+   * A foreign peer turns healing on; one with another file than before wants a fill, from the moment on
+   * at which that is known. Returns undefined where it is no peer any more.
+   */
+  learnPeer(health: PeerHealth): Promise<LearnedPeer | undefined> {
+    return this.queue.run("apply", (transaction) => {
+      const find = () => this.peers.rows().find(({ url }) => url === health.url);
+      const before = find();
       this.peers.learn(health);
       if (!health.identity) this.healing.activate(transaction.nowMs);
       if (health.hub) this.healing.meetHub(transaction.nowMs);
+      const { identity } = health;
+      const isOther =
+        identity && identity.db !== this.dbId && (before?.dbId ?? identity.db) !== identity.db;
+      if (isOther && before!.fillWanted === null)
+        this.peers.wantFill(health.url, "its file is another one than before");
+      if (before === undefined) return undefined;
+      const isFirst = before.dbId === null && identity !== undefined;
+      return { fillWanted: find()?.fillWanted ?? null, isFirst };
     });
   }
 

@@ -49,6 +49,8 @@ const HOUR_MS = 60 * MINUTE_MS;
 const DAY_MS = 24 * HOUR_MS;
 /** Retries pause for up to 4 s (slow ones for a minute), a clash on a unique key waits a minute. */
 const EQUAL_MS_MAX = 6 * MINUTE_MS;
+/** A comparison that could not be made is tried again, less and less often. */
+const EQUAL_COMPARED_MS_MAX = HOUR_MS;
 /** Beside other makes an answer may come late: the repeats after a minute, ten minutes, an hour, a day. */
 const EQUAL_FOREIGN_MS_MAX = 4 * DAY_MS;
 /** Repeats end when the foreign peers have nothing left: behind a hub a day later. */
@@ -368,12 +370,11 @@ class Simulation {
   }
 
   #waitForEquality(): void {
-    const { activeMs, hasForeign } = this.#plan;
+    const { activeMs } = this.#plan;
     const clocks = this.#nodes.map((node) => node.clock.peekMs());
     const apartMs = Math.max(...clocks) - Math.min(...clocks);
     // What is more than an hour ahead of a node's clock waits there until it is due.
-    const boundMs = hasForeign ? EQUAL_FOREIGN_MS_MAX : EQUAL_MS_MAX;
-    const waitMs = (this.#plan.verifies ? 10 : 1) * boundMs + 2 * apartMs;
+    const waitMs = this.#boundMs(apartMs) + 2 * apartMs;
     this.#advance(waitMs, () => this.#isEqual());
     if (!this.#isEqual()) {
       this.#differing = this.#compare();
@@ -381,6 +382,14 @@ class Simulation {
     }
     this.#equalAfterMs = this.#world.nowMs - activeMs;
     this.#world.trace("all nodes are equal");
+  }
+
+  #boundMs(apartMs: number): number {
+    const { hasForeign, hasFileFaults } = this.#plan;
+    if (hasForeign) return EQUAL_FOREIGN_MS_MAX;
+    if (!hasFileFaults) return EQUAL_MS_MAX;
+    // What waits for its time on the one node that has it is found by the next comparison after that.
+    return apartMs > HOUR_MS ? EQUAL_COMPARED_MS_MAX + DAY_MS : EQUAL_COMPARED_MS_MAX;
   }
 
   #waitForSilence(): void {
@@ -452,7 +461,8 @@ class Simulation {
         .query<{ waiting: number }, []>("SELECT count(*) AS waiting FROM _changes")
         .get()!;
       const rows = this.#differing.map((key) => `    ${key}: ${content.get(key) ?? "none"}`);
-      return `  ${node.url}, ${waiting} in its log\n${rows.join("\n")}`;
+      const left = waiting === 0 || node instanceof LegacyNode ? [] : describeLog(db);
+      return [`  ${node.url}, ${waiting} in its log`, ...left, ...rows].join("\n");
     });
     return `\n${lines.join("\n")}`;
   }
@@ -494,7 +504,11 @@ class Simulation {
       // All have the same rows, so it was a delete; its author lost it, and here was nothing to delete.
       const isOwn = this.#safety.hasPromised(node, key);
       if (standing === undefined && this.#plan.hasFileFaults && !isOwn) continue;
-      if (this.#safety.isParked(db, table, id)) continue;
+      // Of one who lost it, it comes when it is due where it waits, and with the comparison after that.
+      const waiting = this.#plan.hasFileFaults ? this.#ours : [node];
+      const isParked = ({ running }: OurNode) =>
+        this.#safety.isParked(running!.store.db, table, id);
+      if (waiting.some(isParked)) continue;
       if (standing === undefined || standing < version) {
         throw new Finding(`${node.url} has ${key} at ${standing}; ${version} was promised (X1)`);
       }
@@ -526,6 +540,23 @@ class Simulation {
       // The failure that is being reported.
     }
   }
+}
+
+/** What waits, and for whom. */
+function describeLog(db: Database): string[] {
+  const entries = db
+    .query<{ text: string }, []>(
+      `SELECT change_id || ' ' || op || ' ' || table_name || '/' || row_id
+         || coalesce(' only for ' || only_for, '') AS text FROM _changes LIMIT 10`,
+    )
+    .all();
+  const peers = db
+    .query<{ text: string }, []>(
+      `SELECT peer_url || ' has ' || last_acked || coalesce(', is filled: ' || fill, '')
+         || coalesce(', wants all: ' || fill_wanted, '') AS text FROM _peer_state`,
+    )
+    .all();
+  return [...entries, ...peers].map(({ text }) => `    ${text}`);
 }
 
 const images = new Map<Schema, Uint8Array>();

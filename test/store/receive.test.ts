@@ -118,6 +118,22 @@ describe("marks", () => {
     await node.close();
   });
 
+  test("one below what the sender takes for acknowledged stands still until it starts over", async () => {
+    const node = new TestNode();
+    const send = (batchId: number, prev: number) =>
+      node.post(body(batchId, [insert(`${batchId}`)]), { identity: { ...OURS, prev } });
+    const marks = [await send(3, 0), await send(9, 8), await send(12, 9)].map(
+      ({ identity }) => identity.last?.batchId,
+    );
+    expect(marks).toEqual([0, 3, 3]);
+    await send(14, 0);
+    // What it had sent before comes late.
+    await send(20, 15);
+    expect(node.store.peers.mark(OURS.db).batchId).toBe(14);
+    expect(node.count("SELECT count(*) AS n FROM items")).toBe(5);
+    await node.close();
+  });
+
   test("each file has its own, over restarts; a foreign sender has none", async () => {
     const first = new TestNode();
     await first.sync([insert("a")], { batchId: 7 });
