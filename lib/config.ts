@@ -351,7 +351,7 @@ export function loadConfig(input: ConfigInput): ConfigResult {
     batchChangesMax:
       take("batch-size", readCount("changes", 1, BATCH_CHANGES_MAX)) ?? BATCH_CHANGES_MAX,
     batchBytesMax:
-      take("batch-bytes", readSize(BATCH_BYTES_MIN, BODY_BYTES_LIMIT)) ?? BATCH_BYTES_MAX,
+      take("batch-bytes", readSize(BATCH_BYTES_MIN, BODY_BYTES_MAX)) ?? BATCH_BYTES_MAX,
     schema,
     tables,
     synchronous: take("synchronous", readOneOf("full", "normal")) ?? "full",

@@ -14,7 +14,7 @@ import { dropSetting, setSetting, setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { quoteName } from "./sql.ts";
-import { orAbort, rowJsonOf } from "./table-writer.ts";
+import { loggedRowOf, orAbort } from "./table-writer.ts";
 
 const SLICE_ROWS = 2_000;
 
@@ -58,7 +58,7 @@ export class Announcer {
     const { changes } = this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'UPDATE', ?3, ${id}, ${rowJsonOf(table)} FROM ${t} AS t
+         SELECT 'UPDATE', ?3, ${id}, ${loggedRowOf(table)} FROM ${t} AS t
          WHERE ${id} > ${idSql("?1")} AND ${id} <= ${idSql("?2")} AND typeof(${id}) = 'text' ORDER BY ${id}`,
       )
       .run(next.value, last, table.name);

@@ -7,7 +7,7 @@ import type { JsonValue } from "../protocol/batch.ts";
 import { hashChange } from "../protocol/identity.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
-import { rowJsonOf, withVersionSql } from "./table-writer.ts";
+import { loggedRowOf, withVersionSql } from "./table-writer.ts";
 
 /** Entries that were pruned from the log leave its mirror in lots of this many. */
 const MIRROR_PRUNE_ENTRIES = 50_000;
@@ -96,7 +96,7 @@ export class ChangeLog {
       this.#db
         .query(
           `INSERT INTO _changes(op, table_name, row_id, row_data)
-           SELECT 'UPDATE', ?, ?2, ${rowJsonOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+           SELECT 'UPDATE', ?, ?2, ${loggedRowOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
         )
         .run(table.name, id).changes > 0
     );
@@ -115,7 +115,7 @@ export class ChangeLog {
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'DELETE', ?, ?2, ${withVersionSql(table, rowJsonOf(table), "?3")} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+         SELECT 'DELETE', ?, ?2, ${withVersionSql(table, loggedRowOf(table), "?3")} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
       )
       .run(table.name, id, version);
   }

@@ -20,7 +20,7 @@ import type { ColumnNotes } from "./column-notes.ts";
 import { rowsByVersion } from "./noted-row.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
-import { rowJsonOf, type TableWriter } from "./table-writer.ts";
+import { loggedRowOf, type TableWriter } from "./table-writer.ts";
 
 /** Where the filling of one peer stands, as it is kept in `_peer_state.fill`. */
 interface Fill {
@@ -213,7 +213,7 @@ export class Filler {
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
-         SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${rowJsonOf(table)}, ?3 FROM ${t} AS t
+         SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${loggedRowOf(table)}, ?3 FROM ${t} AS t
          WHERE t.${id} > ?1 AND t.${id} <= ?2 AND typeof(t.${id}) = 'text'
            AND t.${id} NOT IN (SELECT value FROM json_each(?4)) ORDER BY t.${id}`,
       )

@@ -10,7 +10,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
-import { jsonPath, rowJsonSql } from "./row-json.ts";
+import { jsonPath, loggedRowSql } from "./row-json.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
 import { orAbort } from "./table-writer.ts";
@@ -269,7 +269,7 @@ function statementsFor(db: Database, table: SyncedTable) {
     /** The row as it stands goes into the entry that is kept. */
     writeRow: query(
       `UPDATE _changes
-       SET op = ?, row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
+       SET op = ?, row_data = (SELECT ${loggedRowSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
        WHERE change_id = ?`,
     ),
     writeDelete: query(

@@ -7,7 +7,7 @@ import type { Database, SQLQueryBindings, Statement } from "bun:sqlite";
 import { readRowJson, type Value } from "../protocol/values.ts";
 import { afterAffinity } from "./affinity.ts";
 import type { Cells } from "./read-change.ts";
-import { rowJsonSql } from "./row-json.ts";
+import { loggedRowSql, rowJsonSql } from "./row-json.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText, statesConflictClause } from "./sql.ts";
 import type { Stamp } from "./versions.ts";
@@ -315,8 +315,8 @@ export function bindingOf(value: Value): Binding {
 }
 
 /** SQL over `t` that is the row's JSON; for log entries made without a trigger. */
-export function rowJsonOf(table: SyncedTable): string {
-  return rowJsonSql("t", table.columns);
+export function loggedRowOf(table: SyncedTable): string {
+  return loggedRowSql("t", table.columns);
 }
 
 /** `json_set` of the version into a row's JSON given as SQL. */
