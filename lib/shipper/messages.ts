@@ -59,6 +59,8 @@ export type FromShipper =
       readonly peer: string;
       /** Never below an earlier one; the same as before when a change was taken out of turn. */
       readonly through: number;
+      /** What the peer is, as far as its answer told. */
+      readonly make?: PeerStatus["make"];
       /** The largest batch id that the peer acknowledged so far, when it just acknowledged one. */
       readonly ackedBatchId?: number;
       readonly refusal?: Refusal;

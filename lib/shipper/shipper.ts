@@ -241,8 +241,8 @@ export class Shipper {
         // A change may be taken out of turn; the receiver's mark never goes back either.
         peer.ackedBatchId = Math.max(peer.ackedBatchId, effect.batchId);
         const { through } = effect;
-        const ackedBatchId = peer.ackedBatchId;
-        this.#options.post({ kind: "moved", peer: peer.url, through, ackedBatchId });
+        const { url, make, ackedBatchId } = peer;
+        this.#options.post({ kind: "moved", peer: url, through, make, ackedBatchId });
         return;
       }
       case "set-aside":
@@ -258,7 +258,8 @@ export class Shipper {
     peer.pending = Math.max(0, peer.pending - changeIds.length);
     peer.refusedCount += changeIds.length;
     peer.refusedReason = reason;
-    this.#options.post({ kind: "moved", peer: peer.url, through, refusal });
+    const { url, make } = peer;
+    this.#options.post({ kind: "moved", peer: url, through, make, refusal });
   }
 
   #wakeLater(peer: Peer, pauseMs: number, action: () => void): void {

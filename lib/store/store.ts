@@ -74,6 +74,8 @@ export interface FillEvent {
 export interface Move {
   readonly peer: string;
   readonly through: number;
+  /** Foreign ones turn healing on. */
+  readonly make?: "ours" | "foreign" | undefined;
   readonly ackedBatchId?: number;
   readonly refusal?: {
     readonly changeIds: readonly number[];
@@ -554,6 +556,8 @@ export class Store {
           if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
           this.peers.move(peer, through, ackedBatchId);
         }
+        // Before what it got leaves the log, and nobody knows any more that it got it from here.
+        if (moves.some(({ make }) => make === "foreign")) this.healing.activate(transaction.nowMs);
         this.#advanceFills(transaction);
         this.#prune(this.queue.isBusy);
       },

@@ -185,8 +185,8 @@ describe("shipping", () => {
     await write();
     expect(network.sent.map(({ batchId }) => batchId)).toEqual([3, 4]);
     expect(of("moved")).toEqual([
-      { kind: "moved", peer: A, through: 3, ackedBatchId: 3 },
-      { kind: "moved", peer: A, through: 4, ackedBatchId: 4 },
+      { kind: "moved", peer: A, through: 3, make: "foreign", ackedBatchId: 3 },
+      { kind: "moved", peer: A, through: 4, make: "foreign", ackedBatchId: 4 },
     ]);
     expect(time.monotonicMs()).toBe(0);
   });
@@ -394,6 +394,7 @@ describe("failures", () => {
         kind: "moved",
         peer: A,
         through: 3,
+        make: "foreign",
         refusal: { changeIds: [1, 2, 3], reason: "acknowledged 9 instead of 3", attempts: 5 },
       },
     ]);

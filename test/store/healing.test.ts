@@ -571,6 +571,22 @@ test("a row that is hot behind a hub makes no storm", async () => {
   await node.close();
 });
 
+test("what a foreign peer got before it was heard of is remembered when it leaves the log", async () => {
+  const node = new TestNode();
+  const peer = "http://go";
+  node.store.configurePeers([peer], (same) => same);
+  await node.write(`INSERT INTO items(id, updated_at) VALUES ('a', ${T})`);
+  const through = node.store.settledThrough;
+  const noted = node.store.recordMoves([{ peer, through, make: "foreign", ackedBatchId: through }]);
+  node.time.pass(50);
+  await noted;
+  expect(announced(node)).toEqual([]);
+  // It may have deleted that row before it got ours.
+  await node.sync([remove("a")], GO);
+  expect(await after(node, MINUTE)).toEqual(["DELETE a - +0"]);
+  await node.close();
+});
+
 test("who is foreign is learned from what comes in, and remembered over a restart", async () => {
   const first = new TestNode();
   await first.sync([insert("a", { updated_at: T + 5 })], { identity: OURS });
