@@ -204,6 +204,8 @@ class Node implements RunningNode {
       digests: new Digests({ handle, timers: this.#timers, random }),
       copies: {
         copy: async () => {
+          // The worker would open what stands under the name now.
+          if (store.queue.refusal) throw store.queue.refusal;
           const copy = copyPath(path, random.hex(4));
           await handle.ask("copy", { path: copy });
           return streamCopy(copy);
@@ -312,9 +314,10 @@ class Node implements RunningNode {
     try {
       await this.#store!.runDue();
       this.#reasons.delete("file");
+      this.#tellRefusal();
       this.#backgroundError = "";
       await this.#mesh!.look();
-      await this.#verifier!.look();
+      if (!this.#store!.queue.refusal) await this.#verifier!.look();
       this.#counter!.advance(this.#currentTables());
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
@@ -328,6 +331,16 @@ class Node implements RunningNode {
     }
     this.#reports.flush();
     if (!this.#isStopping) this.#scheduleTick();
+  }
+
+  /** Said once when the node begins to refuse writes. */
+  #tellRefusal(): void {
+    const { refusal } = this.#store!.queue;
+    if (refusal === undefined) this.#reasons.delete("moved");
+    else if (!this.#reasons.has("moved")) {
+      this.#reasons.set("moved", describeError(refusal));
+      this.#options.log.error(describeError(refusal));
+    }
   }
 
   // ── Health ──────────────────────────────────────────────────────────────────────────────────

@@ -68,6 +68,12 @@ export function resolvePath(path: string): string {
   return real;
 }
 
+/** Which file stands under this path; undefined: none. */
+export function fileMark(path: string): string | undefined {
+  const found = statSync(path, { bigint: true, throwIfNoEntry: false });
+  return found && `${found.dev} ${found.ino}`;
+}
+
 function refuseOtherFormats(path: string): void {
   const header = Buffer.alloc(16);
   const file = openFile(path);

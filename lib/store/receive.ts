@@ -62,6 +62,8 @@ export class Receiver {
   }
 
   async receive(request: SyncRequest): Promise<SyncAnswer> {
+    const { refusal } = this.#store.queue;
+    if (refusal) throw refusal;
     const isAlone = this.#bodies === 0;
     if (
       !isAlone &&

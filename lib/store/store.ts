@@ -28,7 +28,7 @@ import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
-import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
+import { beOpening, doneOpening, fileMark, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -96,6 +96,8 @@ const ANNOUNCE_LOOK_MS = 250;
 const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
 const WAITING_PAUSE_MS = 5_000;
+/** How often the file is looked for under its name. */
+const FILE_LOOK_MS = 1_000;
 
 /** How long acknowledgements wait for a write to join. /health shows them as pending meanwhile. */
 const MOVES_PATIENCE_MS = 40;
@@ -121,6 +123,8 @@ export class Store {
   readonly #columnNotes: ColumnNotes;
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
+  readonly #fileMark: string | undefined;
+  #fileLookMs = 0;
   #isAnnouncing = false;
   #announceLookMs = 0;
   #stampedMs = 0;
@@ -213,6 +217,7 @@ export class Store {
     });
     this.#openTransaction();
     this.zeroed = this.#zeroStamps();
+    this.#fileMark = fileMark(options.path);
     doneOpening(db);
   }
 
@@ -429,6 +434,7 @@ export class Store {
   /** Called every `--batch-ms`: costs a microsecond while there is nothing to do. */
   async runDue(): Promise<void> {
     const nowMs = this.#options.clock.nowMs();
+    this.#lookForFile(nowMs);
     const wasBehind = this.#settler.isBehind;
     if (wasBehind) await this.queue.run("apply", () => undefined);
     // Settling by a write may have begun one, too: then it is found a moment later.
@@ -447,6 +453,25 @@ export class Store {
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
+  }
+
+  /**
+   * Where the file was removed or replaced, this node has it still, and nobody else ever will again:
+   * nothing more is taken in; what is in it is shipped.
+   */
+  #lookForFile(nowMs: number): void {
+    if (nowMs - this.#fileLookMs < FILE_LOOK_MS && nowMs >= this.#fileLookMs) return;
+    this.#fileLookMs = nowMs;
+    const { path } = this.#options;
+    const found = fileMark(path);
+    if (found === this.#fileMark) this.queue.refusal = undefined;
+    else {
+      this.queue.refusal ??= new HookSyncError(
+        "file-moved",
+        `${path} was ${found === undefined ? "removed" : "replaced by another file"} while the node ran; writes are refused`,
+        "Put it back under its name. Until then this node ships what it still holds to its peers.",
+      );
+    }
   }
 
   /** Something was parked or contested: look when it is due. */

@@ -97,6 +97,8 @@ export class WriteQueue {
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
+  /** While it is set, writes of this node's clients are refused with it. */
+  refusal: HookSyncError | undefined;
   #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
@@ -124,6 +126,7 @@ export class WriteQueue {
     patienceMs = 0,
   ): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
+    if (mode === "local" && this.refusal) return Promise.reject(this.refusal);
     if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
