@@ -325,6 +325,11 @@ export class Network {
     return Math.max(...acks);
   }
 
+  /** `to` has what `from` had logged so far, though nothing was sent. */
+  setAcknowledged(from: string, to: string, through: number): void {
+    this.#acknowledged.set(`${from} ${to}`, Math.max(through, this.acknowledged(from, to)));
+  }
+
   /** All that was acknowledged to this sender, by receiver. */
   acknowledgedTo(from: string): Map<string, number> {
     const start = `${from} `;

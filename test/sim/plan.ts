@@ -155,7 +155,12 @@ export function drawPlan(seed: number): Plan {
   // A clock that steps further than the retention lasts is not what retention is for.
   // Nor is one that ends while a hub's repeats, which take a day, are still going on.
   const forgetsSoon = !hasFarClocks && !hasHub && on(0.1);
-  const identity = drawIdentityFaults(seed, makes, activeMs, !hasForeign && !forgetsSoon);
+  const identity = drawIdentityFaults(seed, makes, activeMs, {
+    arePossible: !hasHub && !forgetsSoon,
+    // What a restored node had written, and only one of another make has, nobody can bring back.
+    ofFiles: !hasForeign,
+  });
+  const hasFileFaults = identity.incidents.some(({ what }) => what.kind === "file");
   return {
     seed,
     nodes,
@@ -169,14 +174,15 @@ export function drawPlan(seed: number): Plan {
     ]),
     unknown: identity.unknown,
     aliases: identity.aliases,
-    hasFileFaults: identity.incidents.some(({ what }) => what.kind === "file"),
+    hasFileFaults,
     verifies: identity.incidents.length > 0 || seed % 10 === 0,
     activeMs,
     batchChangesMax: on(0.4) ? chance.pick([1, 2, 3, 7]) : 10_000,
     batchBytesMax: on(0.2) ? chance.spread(300, 4_000) : 8 * 1024 * 1024,
     tombstoneRetentionMs: forgetsSoon ? chance.spread(2 * MINUTE_MS, HOUR_MS) : 30 * DAY_MS,
     hasForeign,
-    waitsForDays: on(hasForeign ? 0.2 : 0.05),
+    // What waits for its time with one node alone comes when it comes, and then to the others.
+    waitsForDays: on(hasForeign ? 0.2 : 0.05) && !hasFileFaults,
   };
 }
 
@@ -313,7 +319,7 @@ function drawIdentityFaults(
   seed: number,
   makes: readonly NodePlan["make"][],
   activeMs: number,
-  arePossible: boolean,
+  { arePossible, ofFiles }: { readonly arePossible: boolean; readonly ofFiles: boolean },
 ): Pick<Plan, "incidents" | "unknown" | "aliases"> {
   const chance = new Chance(seed, 7);
   const incidents: Timed<Incident>[] = [];
@@ -337,7 +343,7 @@ function drawIdentityFaults(
     forMs: chance.spread(20, 20_000),
     programWrites: chance.hits(0.3),
   });
-  if (chance.hits(0.6)) {
+  if (chance.hits(0.6) && ofFiles) {
     // Several nodes restored in one seed are often those that had acknowledged the same.
     add(2, () => ({ kind: "backup", node: chance.pick(all) }));
     add(2, () => file(chance.pick(all), "backup"));
@@ -347,8 +353,8 @@ function drawIdentityFaults(
       incidents.push({ atMs: laterMs, what: file(what.node, "backup") });
     }
   }
-  if (chance.hits(0.25)) add(2, () => file(chance.pick(all), "nothing"));
-  if (chance.hits(0.25)) {
+  if (chance.hits(0.25) && ofFiles) add(2, () => file(chance.pick(all), "nothing"));
+  if (chance.hits(0.25) && ofFiles) {
     add(2, () => {
       const [node, from] = pair();
       return file(node, from);
