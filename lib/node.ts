@@ -18,7 +18,7 @@ import { DigestHandle } from "./shipper/digest-handle.ts";
 import { Digests } from "./shipper/digests.ts";
 import type { ApplyEvent } from "./store/apply.ts";
 import { ItemCounter } from "./store/item-counter.ts";
-import { type FileLock, lockFile, resolvePath } from "./store/open.ts";
+import { type FileLock, hasOtherName, lockFile, resolvePath } from "./store/open.ts";
 import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
@@ -153,6 +153,11 @@ class Node implements RunningNode {
       },
     });
     this.#store = store;
+    if (hasOtherName(path)) {
+      const text = `${path} has another name (a hard link): whoever opens it by that one beside this node ruins it`;
+      this.#warnings.set("hard link", text);
+      log.warn(text);
+    }
     this.#counter = new ItemCounter(store.db, clock);
     const run = random.hex(8);
     const mesh = new Mesh({
