@@ -7,7 +7,9 @@
  *   M1  a peer that is new to a node with content, or lost what it had acknowledged, is filled.
  *   M2  network faults alone never start a fill: only a mark below what was acknowledged when the
  *       request left, or another file behind the same address, does.
- *   M3  a removed peer stops holding the log at once.
+ *   M3  whether a new peer must be filled is decided, and kept, before anything is shipped to it: only
+ *       then its mark says what it had of this file before.
+ *   M4  a removed peer stops holding the log at once.
  */
 import type { Clock, Timers } from "./base/clock.ts";
 import { RequestError } from "./base/errors.ts";
@@ -58,6 +60,8 @@ const FILL_PAUSE_MS = 5_000;
 const FILL_PAUSE_MS_MAX = 3_600_000;
 /** A node that shipped here under this node's --id is spoken of for so long. */
 const NAMESAKE_MS = 3_600_000;
+/** As store.ts has it: what leads to a fill unless the peer turns out to know us. */
+const NEW = "it is new";
 const LOST = "it lost what it had acknowledged (a restored backup?)";
 /** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
 const RESTART_PAUSE_MS = 1_000;
@@ -158,6 +162,8 @@ export class Mesh implements Membership {
 
   #startShipper(peers: ReturnType<Store["configurePeers"]>["starts"]): void {
     const { config, store, path, workerUrl, clock, random, timers } = this.#options;
+    const undecided = store.peers.rows().filter(({ fillWanted }) => fillWanted === NEW);
+    const held = new Set(undecided.map(({ url }) => url));
     const start = this.#options.startShipper ?? startShipper;
     this.#shipper = start({
       workerUrl,
@@ -172,7 +178,7 @@ export class Mesh implements Membership {
         useProxy: config.useProxy,
         settledThrough: store.settledThrough,
         targeted: store.isFilling,
-        peers,
+        peers: peers.map((peer) => ({ ...peer, isHeld: held.has(peer.url) })),
       },
       onMessage: (message) => this.#onShipper(message),
       clock,
@@ -302,9 +308,10 @@ export class Mesh implements Membership {
       const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
       const isUnfilled = identity !== undefined && store.peers.isUnfilled(identity.db);
       const hasAll = !isUnfilled && (isOriginal || (last > 0 && last >= store.prunedThrough));
-      const knowsUs = hasAll && fillWanted === "it is new";
+      const knowsUs = hasAll && fillWanted === NEW;
       if (knowsUs) {
         await store.needNoFill(health.url);
+        this.#shipper?.release(health.url);
         this.#options.onDoubt();
       } else await this.#fill(health.url, fillWanted);
     }
@@ -428,7 +435,8 @@ export class Mesh implements Membership {
         last.isRepeated = true;
         log.warn(tooManyFills(url));
       }
-      await store.wantFill(url, reason);
+      await store.wantFill(url, reason === NEW ? "it is new once more" : reason);
+      this.#shipper?.release(url);
       return;
     }
     const wasLongAgo = last === undefined || nowMs - last.atMs > FILL_PAUSE_MS_MAX;
@@ -445,6 +453,7 @@ export class Mesh implements Membership {
     try {
       // The peer's mark stands still until it hears that what it lost is not taken for granted any more.
       await (reason === LOST ? this.#restartShipper(begin) : begin());
+      this.#shipper?.release(url);
     } finally {
       this.#beginning.delete(url);
     }

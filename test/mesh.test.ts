@@ -62,6 +62,7 @@ function start(): void {
       return {
         settled: () => {},
         readHealth: () => {},
+        release: () => {},
         status: () => [],
         drain: async () => 0,
         stop: async () => {},

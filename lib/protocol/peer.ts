@@ -10,6 +10,8 @@ export interface PeerStart {
   readonly prev: number;
   /** The file that acknowledged it, where that is known. */
   readonly dbId?: string | undefined;
+  /** Nothing is shipped before it is decided whether it must be filled: its mark would no longer tell. */
+  readonly isHeld?: boolean;
 }
 
 /** What GET /health of a peer answered. */

@@ -38,6 +38,8 @@ export type ToShipper =
     }
   /** Read GET /health of these peers now (all of them when absent). */
   | { readonly kind: "read-health"; readonly peers?: readonly string[] }
+  /** It is decided how this peer goes on: ship to it. */
+  | { readonly kind: "release"; readonly peer: string }
   /** Ship until nothing waits, then answer `drained`; give up `withinMs` from now. */
   | { readonly kind: "drain"; readonly withinMs: number }
   | { readonly kind: "stop" };

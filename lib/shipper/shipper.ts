@@ -10,6 +10,7 @@
  *   S2  Nothing past `settledThrough` is read.
  *   S3  An idle shipper holds no timer that repeats for a peer that answered once.
  *   S4  After `stop` nothing is posted, and no timer or request is left.
+ *   S5  To a peer that is held nothing is sent until it is released; its /health is read meanwhile.
  */
 import { ATTEMPTS_MAX, retryPauseMs, slowPauseMs } from "../base/backoff.ts";
 import type { Cancel, Clock, Timers } from "../base/clock.ts";
@@ -79,6 +80,8 @@ export interface ShipperOptions {
 /** One peer as the driver holds it. */
 interface Peer {
   readonly url: string;
+  /** S5. */
+  isHeld: boolean;
   link: PeerLink;
   /** Largest batch id that this peer acknowledged. */
   ackedBatchId: number;
@@ -152,7 +155,7 @@ export class Shipper {
     }
     this.#options.post({ kind: "ready" });
     for (const peer of this.#peers) {
-      if (peer.pending > 0) this.#take(peer, { kind: "settled" });
+      if (peer.pending > 0 && !peer.isHeld) this.#take(peer, { kind: "settled" });
       this.#readHealth(peer);
     }
     this.#statusChanged();
@@ -166,10 +169,19 @@ export class Shipper {
     if (through <= this.#settledThrough) return;
     this.#settledThrough = through;
     for (const peer of this.#peers) {
+      if (peer.isHeld) continue;
       if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
       else this.#sendIfMany(peer);
     }
     this.#statusChanged();
+  }
+
+  /** What waits for a peer that was held is sent. */
+  release(url: string): void {
+    const peer = this.#peers.find((one) => one.url === url);
+    if (this.#stopped || peer === undefined || !peer.isHeld) return;
+    peer.isHeld = false;
+    if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
   }
 
   /** Reads /health of these peers, or of all. */
@@ -604,6 +616,7 @@ const TROUBLE_LINES: Readonly<Record<Trouble, { begins: string; ends: string }>>
 function openPeer(start: PeerStart): Peer {
   return {
     url: start.url,
+    isHeld: start.isHeld ?? false,
     link: openLink(start.watermark),
     ackedBatchId: start.prev,
     pending: 0,

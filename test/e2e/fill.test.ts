@@ -68,25 +68,38 @@ async function filled(...nodes: Member[]): Promise<void> {
   }
 }
 
-/** An address of a node through a proxy that says where requests come from. */
-function proxyTo(node: Member): { url: string } & AsyncDisposable {
+/** An address of a node through a proxy that says where requests come from, and may hold some back. */
+function proxyTo(node: Member) {
+  let held: string | undefined;
+  let waiting = 0;
+  const gate = Promise.withResolvers<void>();
   const server = Bun.serve({
     port: 0,
     hostname: "127.0.0.1",
     fetch: async (request) => {
+      const { pathname } = new URL(request.url);
+      if (pathname === held) {
+        waiting++;
+        await gate.promise;
+      }
       const headers = new Headers(request.headers);
       headers.delete("host");
       headers.set("X-Forwarded-For", "10.0.0.1");
       const body = request.method === "GET" ? null : await request.bytes();
-      return fetch(node.url + new URL(request.url).pathname, {
-        method: request.method,
-        headers,
-        body,
-      });
+      return fetch(node.url + pathname, { method: request.method, headers, body });
     },
   });
   return {
     url: `http://127.0.0.1:${server.port}`,
+    holdBack(path: string) {
+      held = path;
+      return {
+        get waiting() {
+          return waiting;
+        },
+        letGo: () => gate.resolve(),
+      };
+    },
     [Symbol.asyncDispose]: () => server.stop(true),
   };
 }
@@ -134,6 +147,32 @@ describe("a peer that comes late", () => {
       const unstamped = "SELECT count(*) AS n FROM items WHERE updated_at = 0";
       expect(b.sql(unstamped)).toEqual([{ n: ROWS / 10 }]);
       expect(fills(a, b)).toBe(1);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
+    "a new peer whose /health comes late is filled all the same: nothing is shipped to it before",
+    async () => {
+      await using fleet = new Fleet();
+      const nodes = ["a", "b", "c"].map((id) => ours(fleet, id, "--tables", "*"));
+      const [a, b, c] = nodes as [Member, Member, Member];
+      a.peers = [c.url];
+      a.write(OLD_FILE);
+      for (const node of [b, c]) node.write(OLD_TABLES);
+      await Promise.all(nodes.map((node) => node.start()));
+      await settled([a, c], LIMITS);
+      await a.createMany(20);
+      await using front = proxyTo(b);
+      const health = front.holdBack("/health");
+      await a.call("POST", "/peers", { url: front.url });
+      await until("b is asked how it is", () => health.waiting > 0);
+      await a.createMany(20);
+      await until("c has them", () => c.content().length === ROWS + 40);
+      expect(b.content()).toEqual([]);
+      health.letGo();
+      await until("b has all", () => b.content().length === ROWS + 40, LIMITS.limitMs);
+      expect(b.content()).toEqual(a.content());
     },
     TEST_MS_MAX,
   );

@@ -71,6 +71,10 @@ export class SimShipper implements ShipperHandle {
     this.#tell(() => this.#shipper.readHealth(peers));
   }
 
+  release(peer: string): void {
+    this.#tell(() => this.#shipper.release(peer));
+  }
+
   status(): readonly PeerStatus[] {
     return this.#status;
   }
