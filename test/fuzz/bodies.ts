@@ -16,6 +16,8 @@ export interface Style {
   readonly ids: readonly string[];
   readonly versions: number;
   readonly deletes: number;
+  /** How often a value is of the usual kind: many such rows go into the file at once. */
+  readonly plainness: number;
   /** How often a change has something odd about it. */
   readonly oddities: number;
   readonly damages: number;
@@ -30,6 +32,7 @@ export function randomStyle(random: Seeded): Style {
     ids: random.chance(0.5) ? plainIds : [...plainIds, ...IDS],
     versions: random.pick([1, 2, 5, 1_000]),
     deletes: random.pick([0, 0.1, 0.5]),
+    plainness: random.pick([0, 0.8, 0.98]),
     oddities: random.pick([0, 0.05, 0.3]),
     damages: random.pick([0, 0, 0.3, 1]),
     changesMax: random.pick([3, 30, 150]),
@@ -130,7 +133,7 @@ export function validChange(random: Seeded, style: Style): Json {
   const named: string[] = [];
   for (const column of table.columns) {
     if (isPartial && random.chance(0.5)) continue;
-    const value = cellOf(table, column, random);
+    const value = cellOf(table, column, random, style);
     if (random.chance(0.5) && value.kind === "string" && /^\\x([0-9a-f]{2})*$/.test(value.value)) {
       named.push(column);
     }
@@ -156,8 +159,11 @@ export function validChange(random: Seeded, style: Style): Json {
 }
 
 /** Mostly what the column is for: a strict table would refuse nearly everything else. */
-function cellOf(table: FuzzTable, column: string, random: Seeded): Json {
-  if (table.name === "strict" && random.chance(0.9)) {
+function cellOf(table: FuzzTable, column: string, random: Seeded, style: Style): Json {
+  if (table.name !== "strict" && random.chance(style.plainness)) {
+    return random.pick([token("null"), text("plain"), token(String(random.below(1_000)))]);
+  }
+  if (table.name === "strict" && random.chance(Math.max(0.9, style.plainness))) {
     if (column === "n") return token(String(random.below(5)));
     if (column === "r") return token(random.pick(["1.5", "2", "1e300"]));
     if (column === "t") return text(random.pick(["good", "\0", ""]));

@@ -15,8 +15,8 @@ import { OURS, T, TestNode, VirtualTime } from "../support/receive-fixture.ts";
 import { Seeded } from "../support/seeded.ts";
 import { randomBody, randomStyle } from "./bodies.ts";
 import { type Json, memberOf, plain, readJson } from "./json-tree.ts";
-import { cleanBody, type Judged, Oracle, rowIds } from "./oracle.ts";
-import { SCHEMA, SYNCED } from "./tables.ts";
+import { cleanBody, type Judged, Oracle, rowIds, shownSql } from "./oracle.ts";
+import { foldName, SCHEMA, SYNCED, TABLES } from "./tables.ts";
 
 export interface Step {
   readonly body: Uint8Array;
@@ -27,8 +27,9 @@ export interface Step {
 }
 
 export interface Life {
-  /** What the applications of both nodes write first. */
+  /** What the applications of both nodes write first, and into which rows. */
   readonly sql: string;
+  readonly written: readonly string[];
   readonly steps: readonly Step[];
 }
 
@@ -51,13 +52,10 @@ export function randomLife(seed: number): Life {
     ["hub"],
     ["ours", "foreign", "hub"],
   ]);
-  const written = style.ids.filter((id) => id !== "" && random.chance(0.2)).slice(0, 5);
+  const written = style.ids.filter((id) => /^[^\0]+$/.test(id) && random.chance(0.2)).slice(0, 5);
   const sql = written
-    .map((id) => id.replaceAll("'", "''").replaceAll("\0", ""))
-    .map(
-      (id) =>
-        `INSERT OR IGNORE INTO items(id, name, updated_at) VALUES ('${id}', 'own', ${T - 500});`,
-    )
+    .map((id) => `('${id.replaceAll("'", "''")}', 'own', ${T - 500})`)
+    .map((row) => `INSERT OR IGNORE INTO items(id, name, updated_at) VALUES ${row};`)
     .join("\n");
   const steps = Array.from({ length: STEPS }, (_, i) => ({
     body: randomBody(random, style, i + 1),
@@ -65,7 +63,7 @@ export function randomLife(seed: number): Life {
     pauseMs: random.pick(PAUSES_MS),
     repeats: random.chance(0.2),
   }));
-  return { sql, steps };
+  return { sql, written, steps };
 }
 
 /** What was met, so that a search that finds nothing can be seen to have searched. */
@@ -78,14 +76,15 @@ export interface Tally {
 }
 
 /** Throws a Finding. */
-export async function live({ sql, steps }: Life, tally?: Tally): Promise<void> {
+export async function live({ sql, written, steps }: Life, tally?: Tally): Promise<void> {
   const time = new VirtualTime();
   const [hostile, clean] = [new FuzzNode(time), new FuzzNode(time)];
   const oracle = new Oracle();
   const doubt = new Doubt(steps.some(({ sender }) => sender !== "ours"));
+  const sent = new Sent(written.map((id) => `items/${id}`));
   try {
     for (const { node } of [hostile, clean]) await node.write(`SELECT 1; ${sql}`);
-    for (const step of steps) await take(step, hostile, clean, oracle, doubt, tally);
+    for (const step of steps) await take(step, hostile, clean, oracle, doubt, sent, tally);
     for (const { node } of [hostile, clean]) {
       const damage = node.db.query<{ integrity_check: string }, []>("PRAGMA integrity_check").all();
       same("integrity_check", damage, [{ integrity_check: "ok" }]);
@@ -103,6 +102,7 @@ async function take(
   clean: FuzzNode,
   oracle: Oracle,
   doubt: Doubt,
+  sent: Sent,
   tally: Tally | undefined,
 ): Promise<void> {
   const { time } = hostile.node;
@@ -124,12 +124,14 @@ async function take(
   same("ack", answer.json?.ack, verdict.batchId);
   agreesWithJsonParse(step.body);
   doubt.add(verdict.changes);
+  sent.add(verdict.changes);
   const cleanAnswer = await clean.post(cleanBody(verdict.batchId, verdict.changes), step.sender);
   same("status of the valid subset", cleanAnswer.status, 200);
   if (!verdict.changes.some((change) => doubt.has(change.row))) {
     same("applied", answer.json.applied, cleanAnswer.json.applied);
   }
   compare(hostile, clean, doubt);
+  sent.check(hostile, !doubt.isHealing);
   isKept(hostile, verdict.changes);
   if (step.sender === "ours" && !doubt.isHealing) {
     nothingCaptured(hostile, logged, verdict.changes);
@@ -161,8 +163,16 @@ function shown(found: unknown, expected: unknown): string {
   }
   const texts = [found, expected].map((list) => list.map((each) => Bun.inspect(each)));
   const [left, right] = texts as [string[], string[]];
-  const only = (list: string[], other: string[]) =>
-    list.filter((each) => !other.includes(each)).slice(0, 3);
+  const only = (list: string[], other: string[]) => {
+    const rest = [...other];
+    return list
+      .filter((each) => {
+        const at = rest.indexOf(each);
+        if (at >= 0) rest.splice(at, 1);
+        return at < 0;
+      })
+      .slice(0, 3);
+  };
   return `found ${only(left, right).join(" ; ") || "nothing more"}, missing ${only(right, left).join(" ; ") || "nothing"}`;
 }
 
@@ -200,12 +210,60 @@ class Doubt {
   }
 }
 
+/** What valid changes carried, as SQLite stores it: no row may hold anything else. */
+class Sent {
+  /** Rows that hold what several changes carried, or what nobody sent. */
+  readonly #mixed: Set<string>;
+  /** By row and version, then by column. */
+  readonly #stored = new Map<string, Map<string, Set<string>>>();
+
+  constructor(written: readonly string[]) {
+    this.#mixed = new Set(written);
+  }
+
+  add(changes: readonly Judged[]): void {
+    for (const { row, version, stored, isWhole } of changes) {
+      if (!isWhole) this.#mixed.add(row);
+      if (stored === undefined) continue;
+      const key = `${version} ${row}`;
+      const columns = this.#stored.get(key) ?? new Map<string, Set<string>>();
+      this.#stored.set(key, columns);
+      for (const [column, value] of stored) {
+        columns.set(column, (columns.get(column) ?? new Set()).add(value));
+      }
+    }
+  }
+
+  /** `isExact`: no version is lifted, so that every row has that of a change. */
+  check(hostile: FuzzNode, isExact: boolean): void {
+    for (const { row, version, cells } of hostile.cells()) {
+      if (this.#mixed.has(row)) continue;
+      const columns = this.#stored.get(`${version} ${row}`);
+      if (columns === undefined) {
+        if (isExact) throw new Finding(`nobody sent ${row} at version ${version}`);
+        continue;
+      }
+      for (const [column, value] of cells) {
+        // Digits that were lost on the way may come back from an equal change.
+        const expected = columns.get(column);
+        if (!expected?.has(value)) {
+          throw new Finding(`${row} holds ${column} = ${value}, sent was ${[...(expected ?? [])]}`);
+        }
+      }
+    }
+  }
+}
+
 function compare(hostile: FuzzNode, clean: FuzzNode, doubt: Doubt): void {
   const sure = (list: readonly Held[]) => list.filter(({ row }) => !doubt.has(row));
   same("rows", sure(hostile.contents()), sure(clean.contents()));
   same("tombstones", sure(hostile.tombstones()), sure(clean.tombstones()));
   same("notes of columns", sure(hostile.notes()), sure(clean.notes()));
-  same("log", sure(hostile.log()), sure(clean.log()));
+  // Who waits for whom on a unique key, and so what is said meanwhile, depends on the order of writing; what
+  // stands in the end does not.
+  const said = (list: readonly Held[]) => sure(list).filter(({ row }) => !row.startsWith("uniq/"));
+  same("what is contested", said(hostile.contested()), said(clean.contested()));
+  same("log", said(hostile.log()), said(clean.log()));
   same("the flag, other tables, the schema", hostile.rest(), clean.rest());
 }
 
@@ -283,6 +341,9 @@ class FuzzNode {
       membership: {} as Membership,
       reportError: (error) => this.#reported.push(error),
     });
+    // Nothing here is about a power cut.
+    this.node.db.run("PRAGMA synchronous = OFF");
+    this.node.app.run("PRAGMA synchronous = OFF");
     // Rows of a table that is not synced, for whoever should get at them.
     this.node.app.run("INSERT INTO secrets VALUES ('row 0', 'secret', 1)");
   }
@@ -323,6 +384,21 @@ class FuzzNode {
       .join(" || ' ' || ");
   }
 
+  /** Every row of every synced table, value by value. */
+  cells(): { row: string; version: number; cells: [column: string, value: string][] }[] {
+    return TABLES.flatMap(({ name, id, columns }) => {
+      const shown = columns.map((column) => shownSql(`"${column}"`));
+      return this.node.db
+        .query(`SELECT "${id}", updated_at, ${shown} FROM "${name}"`)
+        .values()
+        .map(([key, version, ...values]) => ({
+          row: `${foldName(name)}/${key}`,
+          version: Number(version),
+          cells: columns.map((column, i): [string, string] => [column, String(values[i])]),
+        }));
+    });
+  }
+
   tombstones(): Held[] {
     return this.#held(
       "SELECT tbl || '/' || id AS row, version AS held FROM _hooksync_tombstones ORDER BY tbl, id",
@@ -333,6 +409,12 @@ class FuzzNode {
     return this.#held(`
       SELECT tbl || '/' || id AS row, json_array(col, version) AS held
       FROM _hooksync_columns WHERE id <> '' ORDER BY tbl, id, col`);
+  }
+
+  contested(): Held[] {
+    return this.#held(`
+      SELECT tbl || '/' || id AS row, json_array(step, announced_at, due_at) AS held
+      FROM _hooksync_contested ORDER BY tbl, id`);
   }
 
   /** Of a delete only that it is one: what it says of the row may be the hostile sender's own words. */
@@ -389,7 +471,7 @@ export async function shrink(life: Life, attemptsMax: number): Promise<Life> {
       }
     }
   };
-  await tryLife({ ...best, sql: "" });
+  await tryLife({ ...best, sql: "", written: [] });
   const { steps } = best;
   await without(steps.length, (isKept) => ({
     ...best,

@@ -30,6 +30,9 @@ export interface Judged {
   readonly isRefused: boolean;
   /** It has every column of its table and no other. */
   readonly isWhole: boolean;
+  /** Of an upsert that can apply: what SQLite stores of it, by column, and at which version. */
+  readonly stored: ReadonlyMap<string, string> | undefined;
+  readonly version: number;
 }
 
 export type Verdict =
@@ -71,7 +74,8 @@ export class Oracle {
     const row = memberOf(json, "row");
     const ids = rowIds(json);
     const read = readChange(json, isOurs);
-    const refused = read?.cells !== undefined && this.#refuses(read.table, read.cells);
+    const stored = read?.cells && this.#store(read.table, read.cells);
+    const refused = stored === "refused";
     return {
       json,
       clean: refused ? undefined : read?.clean,
@@ -80,24 +84,44 @@ export class Oracle {
       isRowlessDelete: read !== undefined && read.clean !== undefined && row?.kind !== "object",
       isRefused: refused,
       isWhole: read?.isWhole ?? false,
+      stored: stored === "refused" ? undefined : stored,
+      version: read?.version ?? 0,
     };
   }
 
-  #refuses(table: FuzzTable, cells: ReadonlyMap<string, SQLQueryBindings>): boolean {
-    if (!table.isStrict) return false;
+  /** What becomes of these cells in an empty table. */
+  #store(
+    table: FuzzTable,
+    cells: ReadonlyMap<string, Cell>,
+  ): ReadonlyMap<string, string> | "refused" {
     const names = [...cells.keys()].map((name) => `"${name}"`);
+    const marks = [...cells.values()].map(({ mark }) => mark);
+    const shown = names.map((name) => shownSql(name));
     this.#db.run("BEGIN");
     try {
       this.#db
-        .query(`INSERT INTO "${table.name}"(${names}) VALUES (${names.map(() => "?")})`)
-        .run(...cells.values());
-      return false;
-    } catch {
-      return true;
+        .query(`INSERT INTO "${table.name}"(${names}) VALUES (${marks})`)
+        .run(...[...cells.values()].map(({ value }) => value));
+      const [values] = this.#db.query(`SELECT ${shown} FROM "${table.name}"`).values();
+      return new Map([...cells.keys()].map((name, i) => [name, String(values![i])]));
+    } catch (error) {
+      if (table.isStrict) return "refused";
+      throw error;
     } finally {
       if (this.#db.inTransaction) this.#db.run("ROLLBACK");
     }
   }
+}
+
+/** A stored value as text: its kind and its bytes, and a REAL's digits. */
+export function shownSql(column: string): string {
+  return `typeof(${column}) || ':' || hex(${column}) || ':' || quote(${column})`;
+}
+
+/** A value with how it must be bound to be what it is. */
+interface Cell {
+  readonly mark: string;
+  readonly value: SQLQueryBindings;
 }
 
 /** The batch of what can apply, spelled as plainly as can be. */
@@ -131,8 +155,9 @@ interface Read {
   readonly id: string;
   readonly clean: Json | undefined;
   /** By declared name, of an upsert that is well formed. */
-  readonly cells: ReadonlyMap<string, SQLQueryBindings> | undefined;
+  readonly cells: ReadonlyMap<string, Cell> | undefined;
   readonly isWhole: boolean;
+  readonly version: number;
 }
 
 /** Whether op and table are such that the table's name decides. */
@@ -191,7 +216,7 @@ function readChange(change: Json, isOurs: boolean): Read | undefined {
   const hasRow = row !== undefined && !(row.kind === "token" && row.text === "null");
   if (isDelete && !hasRow) {
     const clean = rebuilt({ kind: "token", text: "null" });
-    return { table, id, clean, cells: undefined, isWhole: true };
+    return { table, id, clean, cells: undefined, isWhole: true, version: 0 };
   }
   const folded = new Set(members.map(({ name }) => foldName(name)));
   if (row?.kind !== "object" || members.length > COLUMNS_MAX || folded.size !== members.length) {
@@ -202,7 +227,7 @@ function readChange(change: Json, isOurs: boolean): Read | undefined {
   const version = isNullStamp ? 0 : wholeNumber(stamp);
   if (version === undefined) return undefined;
 
-  const known = new Map<string, SQLQueryBindings>();
+  const known = new Map<string, Cell>();
   const kept: Member[] = [];
   let isWellFormed = true;
   let hasUnknown = false;
@@ -235,13 +260,13 @@ function readChange(change: Json, isOurs: boolean): Read | undefined {
   };
   const ordered = kept.toSorted((left, right) => place(left) - place(right));
   const clean = rebuilt({ kind: "object", members: ordered });
-  if (isDelete) return { table, id, clean, cells: undefined, isWhole: true };
+  if (isDelete) return { table, id, clean, cells: undefined, isWhole: true, version };
   if (!isWellFormed) {
-    return { table, id, clean: undefined, cells: undefined, isWhole: false };
+    return { table, id, clean: undefined, cells: undefined, isWhole: false, version };
   }
-  known.set("updated_at", version);
+  known.set("updated_at", { mark: "?", value: version });
   const isWhole = !hasUnknown && table.columns.every((column) => known.has(column));
-  return { table, id, clean, cells: known, isWhole };
+  return { table, id, clean, cells: known, isWhole, version };
 }
 
 function columnNamed(table: FuzzTable, name: string): string | undefined {
@@ -256,27 +281,30 @@ function declared(table: FuzzTable, name: string): string {
 
 const INT64_MAX = 2n ** 63n - 1n;
 
-/** The value as it is stored, or undefined where no column can hold it. */
+/** The value, or undefined where no column can hold it. */
 function readCell(
   json: Json,
   named: { isBlob: boolean; isCertain: boolean; isBrokenText: boolean },
-): SQLQueryBindings | undefined {
+): Cell | undefined {
+  const plainly = (value: SQLQueryBindings): Cell => ({ mark: "?", value });
   if (json.kind === "token") {
-    if (json.text === "null") return null;
-    if (json.text === "true" || json.text === "false") return json.text === "true" ? 1 : 0;
+    if (json.text === "null") return plainly(null);
+    if (json.text === "true" || json.text === "false") return plainly(json.text === "true" ? 1 : 0);
     if (/^-?\d+$/.test(json.text)) {
       const whole = BigInt(json.text);
-      if (whole <= INT64_MAX && whole >= -INT64_MAX - 1n) return whole;
+      if (whole <= INT64_MAX && whole >= -INT64_MAX - 1n) return plainly(whole);
     }
-    return Number(json.text);
+    return { mark: "CAST(? AS REAL)", value: Number(json.text) };
   }
   if (json.kind !== "string") return undefined;
   const hex = /^\\x((?:[0-9a-f]{2})*)$/i.exec(json.value)?.[1];
   if (named.isBlob || named.isBrokenText) {
-    if (hex !== undefined) return named.isBrokenText ? "bytes" : Buffer.from(hex, "hex");
+    if (hex !== undefined) {
+      return { mark: named.isBrokenText ? "CAST(? AS TEXT)" : "?", value: Buffer.from(hex, "hex") };
+    }
     if (named.isCertain || named.isBrokenText) return undefined;
   }
-  return json.value.isWellFormed() ? json.value : undefined;
+  return json.value.isWellFormed() ? plainly(json.value) : undefined;
 }
 
 function stringOf(json: Json | undefined): string | undefined {
@@ -285,7 +313,8 @@ function stringOf(json: Json | undefined): string | undefined {
 
 function wholeNumber(json: Json | undefined): number | undefined {
   if (json?.kind !== "token" || !/^[-0-9]/.test(json.text)) return undefined;
-  const value = Number(json.text);
+  // No number is -0 here.
+  const value = Number(json.text) + 0;
   return Number.isSafeInteger(value) ? value : undefined;
 }
 
