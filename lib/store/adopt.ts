@@ -23,6 +23,7 @@ import {
 import { readTables, type SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { isWord, nameKey, quoteName, tokenize } from "./sql.ts";
+import { orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
 
 /** `--tables`: names, everything that qualifies, or nothing said. */
@@ -181,7 +182,7 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
       count += db
         .query(
-          `UPDATE OR ABORT ${t} SET ${version} = 0
+          `UPDATE ${orAbort(table)} ${t} SET ${version} = 0
            WHERE ${id} > ${after} AND ${id} <= CAST(unhex(?2) AS TEXT) AND ${version} IS NULL`,
         )
         .run(from, last).changes;
@@ -254,7 +255,7 @@ function setStamp(db: Database, table: SyncedTable, id: string, version: number)
   try {
     const { changes } = db
       .query(
-        `UPDATE OR ABORT ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
+        `UPDATE ${orAbort(table)} ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
       )
       .run(version, id);
     return changes > 0;
