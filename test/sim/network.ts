@@ -223,6 +223,9 @@ export class Network {
           return fail({ reason: "ECONNREFUSED", cutOff: false, afterMs: 0 });
         }
         const reply = machine.health(identity);
+        // Its mark says what it committed, also where nobody heard the acknowledgement.
+        const last = /last=(\d+)\./.exec(reply.identity ?? "")?.[1];
+        if (last !== undefined) this.setAcknowledged(from, to, Number(last));
         this.#after(to, from, () => finish(reply));
       });
     });
@@ -325,7 +328,7 @@ export class Network {
     return Math.max(...acks);
   }
 
-  /** `to` has what `from` had logged so far, though nothing was sent. */
+  /** `to` has what `from` had logged up to here, though no acknowledgement says so. */
   setAcknowledged(from: string, to: string, through: number): void {
     this.#acknowledged.set(`${from} ${to}`, Math.max(through, this.acknowledged(from, to)));
   }
