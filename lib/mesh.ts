@@ -65,6 +65,7 @@ const NEW = "it is new";
 const LOST = "it lost what it had acknowledged (a restored backup?)";
 /** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
 const RESTART_PAUSE_MS = 1_000;
+const FOREIGN_SETTING = "foreign-senders";
 /** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
 const JOIN_PAUSE_MS = 2_000;
 const JOIN_PAUSE_MS_MAX = 60_000;
@@ -93,6 +94,8 @@ export class Mesh implements Membership {
   readonly #beginning = new Set<string>();
   /** By db id: when a node with this one's --id shipped here last. */
   readonly #namesakes = new Map<string, number>();
+  /** Ids of nodes of other makes that shipped here, as the file has them. */
+  #foreign: Set<string> | undefined;
   /** What the log was told of twins. */
   #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
@@ -123,12 +126,29 @@ export class Mesh implements Membership {
   /** A batch from this sender was committed. */
   heard(identity: Identity | undefined, nodeId?: string): void {
     if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+    if (identity === undefined && nodeId !== undefined) this.#meetForeign(nodeId);
     if (identity === undefined || nodeId !== this.#options.config.id) return;
     const { db } = identity;
     // Repairs are sent by whoever compares, also by this node itself.
     if (db === REPAIR_DB || db === this.#options.store.dbId) return;
     this.#namesakes.set(db, this.#options.clock.monotonicMs());
     this.#tellTwins();
+  }
+
+  /**
+   * A node of another make that ships here for the first time was told of this one just now: what it
+   * wrote before, others of ours have from it, and nobody sends it here by himself.
+   */
+  #meetForeign(nodeId: string): void {
+    const { store } = this.#options;
+    this.#foreign ??= new Set(JSON.parse(store.keptSetting(FOREIGN_SETTING) ?? "[]") as string[]);
+    if (this.#foreign.has(nodeId) || this.#foreign.size >= PEERS_MAX) return;
+    this.#foreign.add(nodeId);
+    this.#options.onDoubt();
+    this.#inBackground(
+      store.keepSetting(FOREIGN_SETTING, JSON.stringify([...this.#foreign])),
+      FOREIGN_SETTING,
+    );
   }
 
   status(): readonly PeerStatus[] {
@@ -656,7 +676,7 @@ export class Mesh implements Membership {
       if (taken === "foreign") {
         log.log(
           isFirst ? "warn" : "debug",
-          "a node of another make must be told of this one by hand",
+          "a node of another make must be told of this one by hand, for the rows that it writes from then on",
           {
             peer: url,
             flag: `--peer ${config.nodeUrl}`,

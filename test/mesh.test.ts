@@ -15,6 +15,7 @@ let file: StoreFile;
 let mesh: Mesh;
 let starts: ShipperHandleOptions[];
 let fills: string[];
+let doubts: number;
 
 beforeEach(() => {
   file = new StoreFile(
@@ -22,6 +23,7 @@ beforeEach(() => {
   );
   starts = [];
   fills = [];
+  doubts = 0;
 });
 
 afterEach(async () => {
@@ -56,7 +58,7 @@ function start(): void {
       throw error;
     },
     remoteAddress: () => undefined,
-    onDoubt: () => {},
+    onDoubt: () => void doubts++,
     startShipper: (options) => {
       starts.push(options);
       return {
@@ -138,4 +140,20 @@ test("a peer that lost what it had acknowledged is filled, and shipped to as one
   await until(() => starts.length === 2);
   expect(peer().isFilling).toBe(true);
   expect(starts[1]!.config).toMatchObject({ targeted: true, peers: [{ url: A, prev: 0 }] });
+});
+
+test("a node of another make that ships here for the first time is a reason to compare, once", async () => {
+  start();
+  mesh.heard(undefined, "go");
+  mesh.heard(undefined, "go");
+  mesh.heard({ db: DB }, "ours");
+  mesh.heard(undefined, undefined);
+  expect(doubts).toBe(1);
+  await file.settle();
+  await mesh.stop(0);
+  start();
+  mesh.heard(undefined, "go");
+  expect(doubts).toBe(1);
+  mesh.heard(undefined, "node");
+  expect(doubts).toBe(2);
 });
