@@ -184,6 +184,12 @@ interface PeerProgress {
   readonly isFilling: boolean;
 }
 
+/** A row as it travels: as several changes where its columns have versions of their own. */
+interface TravellingRow {
+  readonly changes: readonly string[];
+  readonly content: Content;
+}
+
 /** By id, what each side has that has the table. */
 type States = Map<string, (KeyState | undefined)[]>;
 
@@ -398,8 +404,8 @@ class Comparer {
       const parcels = found.sides.map((): string[] => []);
       for (const id of some) {
         const each = states.get(id)!;
-        const contents = ties.includes(id) ? rows.map((part) => part.get(id)?.content) : undefined;
-        for (const winner of winnersOf(each, contents)) {
+        const tied = ties.includes(id) ? rows.map((part) => part.get(id)) : undefined;
+        for (const winner of winnersOf(each, tied)) {
           const row = rows[winner]?.get(id);
           if (row === undefined) continue;
           for (const [place, parcel] of parcels.entries()) {
@@ -435,18 +441,20 @@ class Comparer {
     side: Side,
     table: string,
     ids: readonly string[],
-  ): Promise<Map<string, { changes: string[]; content: Content }>> {
-    const rows = new Map<string, { changes: string[]; content: Content }>();
+  ): Promise<Map<string, TravellingRow>> {
+    const rows = new Map<string, TravellingRow>();
     for (let at = 0; at < ids.length; ) {
       const body = { table, ids: ids.slice(at) };
       const answer = await this.#call({ node: side.url, method: "POST", path: "/sync/rows", body });
       const { json, text } = expectStatus(side.url, answer, 200);
       for (const change of parseBatch(new TextEncoder().encode(text)).changes) {
         const id = idOf(change.value);
-        const before = rows.get(id);
+        const { changes = [], content = new Map() } = rows.get(id) ?? {};
+        // A delete below the row says nothing of what is in it.
+        const cells = changes.length > 0 && isDelete(change.value) ? [] : wireContent(change);
         rows.set(id, {
-          changes: [...(before?.changes ?? []), change.source()],
-          content: new Map([...(before?.content ?? []), ...wireContent(change)]),
+          changes: [...changes, change.source()],
+          content: new Map([...content, ...cells]),
         });
       }
       at += Math.max(1, numberIn(json, "next"));
@@ -665,20 +673,24 @@ function isTieOfRows(states: readonly (KeyState | undefined)[]): boolean {
   return best.some((state) => state?.deleted === false) && isDifferent(best);
 }
 
-/** The places of what wins; several where the rows have different columns, and each node decides. */
+/**
+ * The places of what wins; several where the rows have different columns, or columns with versions of
+ * their own, and each node decides.
+ */
 function winnersOf(
   states: readonly (KeyState | undefined)[],
-  contents: readonly (Content | undefined)[] | undefined,
+  tied: readonly (TravellingRow | undefined)[] | undefined,
 ): number[] {
   const candidates = states.flatMap((_, place) => (mayWin(states, place) ? [place] : []));
-  if (contents === undefined) return candidates.slice(0, 1);
+  if (tied === undefined) return candidates.slice(0, 1);
   const [first, ...others] = candidates;
   let winner = first;
   for (const place of others) {
-    const [stored, incoming] = [contents[winner!], contents[place]];
+    const [stored, incoming] = [tied[winner!], tied[place]];
     if (stored === undefined || incoming === undefined) return candidates;
-    if (stored.size !== incoming.size) return candidates;
-    const order = compareContent(incoming, stored);
+    if (stored.changes.length > 1 || incoming.changes.length > 1) return candidates;
+    if (stored.content.size !== incoming.content.size) return candidates;
+    const order = compareContent(incoming.content, stored.content);
     // The same but for digits: each node keeps the richer value of every column.
     if (order === 0) return candidates;
     if (order > 0) winner = place;
@@ -808,6 +820,10 @@ function readKey(value: unknown): KeyState {
     hash: typeof hash === "string" ? hash : null,
     deleted: fieldOf(value, "deleted") === true,
   };
+}
+
+function isDelete(change: JsonValue): boolean {
+  return isObject(change) && member(change, "op") === "DELETE";
 }
 
 function idOf(change: JsonValue): string {

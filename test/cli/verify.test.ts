@@ -291,6 +291,30 @@ test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, colu
   expect(b.sql(notes)).toEqual(a.sql(notes));
 }, 20_000);
 
+test("a delete that one node never heard of, below a row that both have, takes its columns with it", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, ITEMS);
+  const change = (op: string, version: number, more: object) => ({
+    op,
+    table: "items",
+    row: { id: "x", updated_at: version, ...more },
+    old_id: op === "DELETE" ? "x" : null,
+  });
+  // `value` is of the older change: the newer one was made where there was no such column.
+  const both = [change("INSERT", 3, { name: "", value: 1 }), change("UPDATE", 9, { name: "n" })];
+  const headers = { "Content-Type": "application/json", "X-Hook-Sync": "v=1; db=00000000000000aa" };
+  const post = async (node: Member, changes: readonly object[]) => {
+    const body = JSON.stringify({ batch_id: 7, changes });
+    expect((await fetch(`${node.url}/sync`, { method: "POST", headers, body })).status).toBe(200);
+  };
+  await post(a, both);
+  await post(b, [...both, change("DELETE", 5, {})]);
+  const row = "SELECT name, value, updated_at FROM items";
+  expect([...a.sql(row), ...b.sql(row)]).toMatchObject([{ value: 1 }, { value: null }]);
+  expect((await verify([a, b], "--repair")).code).toBe(0);
+  expect([...a.sql(row), ...b.sql(row)]).toMatchObject([{ value: null }, { value: null }]);
+}, 20_000);
+
 test("what cannot be repaired stays different, and is said so", async () => {
   await using fleet = new Fleet();
   const [a, b] = await twins(fleet, ITEMS);
