@@ -130,22 +130,11 @@ export class Applier {
 
   #applyOne(at: number, slice: Slice, reader?: RunReader): void {
     const outcome = this.#decide(at, slice, reader);
-    const replaced = slice.sender.superseded.by(at);
-    if (replaced.length === 0) return;
+    const [before, ...earlier] = slice.sender.superseded.by(at);
+    if (before === undefined) return;
     // What it replaced is held with it; or is all there is, where it could not be written.
-    if (outcome === "parked") this.#applyOne(replaced[0]!, slice);
-    else for (const before of replaced) this.#passOver(before, outcome, slice);
-  }
-
-  /** A change that a later one of its batch replaced: what is wrong with it leaves its trace all the same. */
-  #passOver(at: number, outcome: Outcome, slice: Slice): void {
-    const { batch, sender, nowMs, tally } = slice;
-    const survey = this.#parts.survey();
-    const read = readChange(batch[at]!, { survey, nowMs, isOurs: sender.isOurs });
-    if (read.kind === "park") {
-      this.#park(at, read, slice);
-      tally.parked++;
-    } else if (outcome === "applied") tally.applied++;
+    if (outcome === "parked") this.#applyOne(before, slice);
+    else if (outcome === "applied") slice.tally.applied += 1 + earlier.length;
   }
 
   #decide(at: number, slice: Slice, reader: RunReader | undefined): Outcome {

@@ -16,6 +16,7 @@ import {
 import { hashChange, type Identity, type Mark } from "../protocol/identity.ts";
 import { type ApplyTally, emptyTally, Guilty, runWithout, type Sender } from "./apply-parts.ts";
 import type { Origin } from "./healing.ts";
+import { readChange } from "./read-change.ts";
 import { nameKey } from "./sql.ts";
 import type { Store } from "./store.ts";
 import { NOTHING_SUPERSEDED, supersededIn } from "./superseded.ts";
@@ -150,6 +151,13 @@ export class Receiver {
     return before;
   }
 
+  /** Whether it can be applied at all, be it too early now. */
+  #isSound(change: ReceivedChange): boolean {
+    const { survey } = this.#store;
+    const read = readChange(change, { survey, nowMs: Number.POSITIVE_INFINITY, isOurs: false });
+    return read.kind === "upsert" || read.kind === "delete";
+  }
+
   #sender(request: SyncRequest, batch: ReceivedBatch): Sender {
     const name = (request.nodeId ?? request.nodeUrl ?? "a node without a name").slice(
       0,
@@ -162,7 +170,10 @@ export class Receiver {
     return {
       name,
       isOurs,
-      superseded: isOurs || isThroughHub ? NOTHING_SUPERSEDED : supersededIn(batch.changes),
+      superseded:
+        isOurs || isThroughHub
+          ? NOTHING_SUPERSEDED
+          : supersededIn(batch.changes, (at) => this.#isSound(batch.changes[at]!)),
       originOf: () =>
         isThroughHub
           ? { name: `hub ${name} ${openedMs}.${this.#hubChanges++}`, isForeign: true }

@@ -20,7 +20,11 @@ interface LastOfRow {
   readonly version: number;
 }
 
-export function supersededIn(changes: readonly ReceivedChange[]): Superseded {
+/** `isSound` tells of a place whether what stands there can be applied; what will be parked replaces nothing. */
+export function supersededIn(
+  changes: readonly ReceivedChange[],
+  isSound: (at: number) => boolean,
+): Superseded {
   const replaced = new Map<number, readonly number[]>();
   const gone = new Set<number>();
   const tables = new Map<JsonValue | undefined, Map<string, LastOfRow>>();
@@ -38,8 +42,12 @@ export function supersededIn(changes: readonly ReceivedChange[]): Superseded {
       rows = new Map();
       tables.set(name, rows);
     }
-    const before = rows.get(id);
-    if (before?.version === version && replaces(row, changes[before.at]!)) {
+    let before = rows.get(id);
+    if (before !== undefined) {
+      if (!isSound(at)) continue;
+      if (!isSound(before.at)) before = undefined;
+    }
+    if (before?.version === version && hasColumnsOf(changes[before.at]!, row)) {
       gone.add(before.at);
       replaced.set(at, [before.at, ...(replaced.get(before.at) ?? [])]);
     }
@@ -56,16 +64,10 @@ function isInteger(value: JsonValue | undefined): value is number {
 type Row = { readonly [member: string]: JsonValue };
 
 function idOf(op: string, row: Row, oldId: JsonValue | undefined): JsonValue | undefined {
-  return op === "DELETE" && oldId !== undefined && oldId !== null && oldId !== ""
-    ? oldId
-    : member(row, "id");
+  return op === "DELETE" && typeof oldId === "string" && oldId !== "" ? oldId : member(row, "id");
 }
 
-/** With all its columns; and what will be parked replaces nothing. */
-function replaces(row: Row, before: ReceivedChange): boolean {
+function hasColumnsOf(before: ReceivedChange, row: Row): boolean {
   const earlier = isObject(before.value) ? member(before.value, "row") : undefined;
-  if (!isObject(earlier) || !Object.keys(earlier).every((name) => Object.hasOwn(row, name))) {
-    return false;
-  }
-  return Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
+  return isObject(earlier) && Object.keys(earlier).every((name) => Object.hasOwn(row, name));
 }
