@@ -13,6 +13,7 @@
  *   F3  tombstones go last. A delete received while an entry of its row is on its way is put behind it
  *       (apply.ts), so a deleted row cannot come back.
  *   F4  what the peer has taken leaves the log, also while other peers hold the rest of it.
+ *   F5  no transaction does more than a small part of a slice: writes wait for it.
  */
 import type { Database } from "bun:sqlite";
 import type { Value } from "../protocol/values.ts";
@@ -33,6 +34,9 @@ interface Fill {
   /** Newest entry of the slice before the last one, and of the last one. */
   readonly before: number;
   readonly through: number;
+  /** How full the last one is; a file of an earlier version has only full ones. */
+  readonly sliceEntries?: number;
+  readonly sliceBytes?: number;
   /** Entries up to here that the peer has taken were dropped from the log. */
   readonly dropped: number;
   readonly entries: number;
@@ -52,14 +56,16 @@ export interface FillerOptions {
   readonly writerFor: (table: SyncedTable) => TableWriter;
 }
 
-/** Half a batch: making one holds the lock for some 10 ms. */
+/** Half a batch. */
 const SLICE_ROWS = 5_000;
 const SLICE_BYTES = 4 * 1024 * 1024;
+/** What one transaction makes, or drops, of it: some 2 ms, and as much again for the commit. */
+const PART_ROWS = 500;
+const PART_BYTES = 1024 * 1024;
 /** Two slices, each with a last row that is larger than the rest, and what an entry takes besides. */
 const FILL_BYTES_MAX = 4 * SLICE_BYTES;
 /** Rows may be a MiB each: the size of the first few tells how many more fit. */
 const FIRST_STEP_ROWS = 8;
-const STEP_ROWS_MAX = 1_000;
 
 export class Filler {
   readonly #db: Database;
@@ -82,6 +88,8 @@ export class Filler {
       after: "",
       before: 0,
       through: 0,
+      sliceEntries: 0,
+      sliceBytes: 0,
       dropped: newest,
       entries: 0,
     });
@@ -117,44 +125,60 @@ export class Filler {
   }
 
   /**
-   * Makes the next slice for every peer that has taken the one before the last, and drops what was
-   * taken. Returns the entries made and the peers that are complete.
+   * Makes the next part of a slice for each peer that has taken the slice before the last one, and drops
+   * of what was taken as much. Returns the entries made, the peers that are complete, and whether there is
+   * more to do at once.
    */
-  advance(tables: ReadonlyMap<string, SyncedTable>): { logged: number; complete: FillProgress[] } {
+  advance(tables: ReadonlyMap<string, SyncedTable>): {
+    logged: number;
+    complete: FillProgress[];
+    moreRemains: boolean;
+  } {
     let logged = 0;
+    let moreRemains = false;
     const complete: FillProgress[] = [];
     for (const { url, watermark, fill: before } of this.#all()) {
-      const fill = this.#dropTaken(url, before, watermark);
-      if (watermark < fill.before) continue;
-      if (fill.phase === "sent") {
-        if (watermark < fill.through) continue;
+      const dropped = this.#dropTaken(url, before, watermark);
+      moreRemains ||= dropped.dropped < watermark;
+      if (dropped.phase === "sent") {
+        if (watermark < dropped.through) continue;
         this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
-        complete.push({ url, reason: fill.reason, entries: fill.entries });
+        complete.push({ url, reason: dropped.reason, entries: dropped.entries });
         continue;
       }
-      const next = this.#makeSlice(url, fill, tables);
+      if (mustWait(dropped, watermark)) continue;
+      const fill = isFull(dropped) ? nextSlice(dropped) : dropped;
+      const next = this.#makePart(url, fill, tables);
       logged += next.entries - fill.entries;
+      moreRemains ||= next.phase !== "sent" && !mustWait(next, watermark);
       this.#write(url, next);
     }
-    return { logged, complete };
+    return { logged, complete, moreRemains };
   }
 
   #dropTaken(url: string, fill: Fill, watermark: number): Fill {
     if (watermark <= fill.dropped) return fill;
+    const part = this.#db
+      .query<{ id: number }, [number, number, string, number]>(
+        `SELECT change_id AS id FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?
+         ORDER BY change_id LIMIT 1 OFFSET ?`,
+      )
+      .get(fill.dropped, watermark, url, PART_ROWS - 1);
+    const dropped = part?.id ?? watermark;
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
-      .run(fill.dropped, watermark, url);
-    const next = { ...fill, dropped: watermark };
+      .run(fill.dropped, dropped, url);
+    const next = { ...fill, dropped };
     this.#write(url, next);
     return next;
   }
 
-  #makeSlice(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
+  #makePart(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
     let { phase, table, after } = fill;
     let entries = 0;
     let bytes = 0;
     let stepRows = FIRST_STEP_ROWS;
-    while (entries < SLICE_ROWS && bytes < SLICE_BYTES && phase !== "sent") {
+    while (entries < PART_ROWS && bytes < PART_BYTES && phase !== "sent") {
       const current = phase === "rows" ? nextTable(tables, table) : undefined;
       const newestBefore = this.#newest();
       const last =
@@ -165,8 +189,8 @@ export class Filler {
       entries += made.entries;
       bytes += made.bytes;
       if (made.entries > 0) {
-        const fitting = Math.floor((SLICE_BYTES - bytes) / (made.bytes / made.entries));
-        stepRows = Math.max(1, Math.min(STEP_ROWS_MAX, fitting));
+        const fitting = Math.floor((PART_BYTES - bytes) / (made.bytes / made.entries));
+        stepRows = Math.max(1, Math.min(PART_ROWS - entries, fitting));
       }
       if (last !== undefined) ({ table, after } = last);
       else if (phase === "tombstones") phase = "sent";
@@ -185,8 +209,9 @@ export class Filler {
       phase,
       table,
       after,
-      before: fill.through,
       through: this.#newest(),
+      sliceEntries: (fill.sliceEntries ?? 0) + entries,
+      sliceBytes: (fill.sliceBytes ?? 0) + bytes,
       entries: fill.entries + entries,
     };
   }
@@ -308,6 +333,19 @@ export class Filler {
       .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
       .run(JSON.stringify(fill), url);
   }
+}
+
+function isFull({ sliceEntries = SLICE_ROWS, sliceBytes = SLICE_BYTES }: Fill): boolean {
+  return sliceEntries >= SLICE_ROWS || sliceBytes >= SLICE_BYTES;
+}
+
+/** F1: a slice is begun when the one before the last is taken. */
+function mustWait(fill: Fill, watermark: number): boolean {
+  return isFull(fill) && watermark < fill.before;
+}
+
+function nextSlice(fill: Fill): Fill {
+  return { ...fill, before: fill.through, sliceEntries: 0, sliceBytes: 0 };
 }
 
 /** The table that the cursor is in, or the first after it; tables go in the order of their keys. */

@@ -447,8 +447,7 @@ export class Store {
       });
       this.#isAnnouncing = this.#announcer.isPending;
     }
-    if (this.#isFilling)
-      await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    await this.#fillOn();
     await this.#pruneOn();
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
@@ -588,6 +587,7 @@ export class Store {
       },
       MOVES_PATIENCE_MS,
     );
+    await this.#fillOn();
     await this.#pruneOn();
   }
 
@@ -608,12 +608,21 @@ export class Store {
     }
   }
 
-  #advanceFills(transaction: WriteTransaction): void {
-    if (!this.#isFilling) return;
+  /** A part in each transaction, so that writes come in between. */
+  async #fillOn(): Promise<void> {
+    let moreRemains = this.#isFilling;
+    while (moreRemains) {
+      moreRemains = await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    }
+  }
+
+  /** Inside a transaction. Returns whether there is more to do at once. */
+  #advanceFills(transaction: WriteTransaction): boolean {
+    if (!this.#isFilling) return false;
     // Also when the last of it has been taken.
     const isForeign = this.peers.rows().some((peer) => peer.isFilling && peer.make !== "ours");
     if (isForeign && this.healing.isActive) this.healing.fillsForeign(transaction.nowMs);
-    const { logged, complete } = this.filler.advance(this.survey.synced);
+    const { logged, complete, moreRemains } = this.filler.advance(this.survey.synced);
     noteEmptied(this.db, this.settledThrough);
     transaction.logged(logged);
     for (const { url, entries } of complete) {
@@ -624,6 +633,7 @@ export class Store {
       });
     }
     this.#isFilling = this.filler.isAny;
+    return moreRemains;
   }
 
   /** Whether entries in the log may be for one peer alone. */

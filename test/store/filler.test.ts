@@ -80,3 +80,56 @@ test("the original of a copy needs none until something written in the copy has 
   await file.store.recordMoves([{ peer: A, through: file.store.settledThrough }]);
   expect(file.store.isCopyOf(dbId)).toBe(false);
 });
+
+test("it is made in small parts, two slices ahead of the peer, and leaves the log in small parts (F1, F4, F5)", async () => {
+  const rows = 13_000;
+  await using file = new StoreFile(
+    `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER);
+     WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < ${rows})
+     INSERT INTO notes SELECT 'row ' || n, n, ${T} FROM i`,
+  );
+  open(file, "node-a", [B]);
+  const { store } = file;
+  const advance = async () => {
+    const before = fillOf(file);
+    const step = await store.queue.run("apply", (transaction) => {
+      const made = store.filler.advance(store.survey.synced);
+      transaction.logged(made.logged);
+      return made;
+    });
+    return { ...step, dropped: before + step.logged - fillOf(file) };
+  };
+  const take = (through: number) =>
+    store.queue.run("apply", () => store.peers.move(B, through, undefined));
+  /** Until there is nothing to do but wait for the peer; says how much that made and dropped. */
+  async function advanceAll(): Promise<{ made: number; dropped: number; isComplete: boolean }> {
+    const sum = { made: 0, dropped: 0, isComplete: false };
+    for (let moreRemains = true; moreRemains; ) {
+      const step = await advance();
+      expect(Math.max(step.logged, step.dropped)).toBeLessThanOrEqual(500);
+      sum.made += step.logged;
+      sum.dropped += step.dropped;
+      sum.isComplete ||= step.complete.length > 0;
+      ({ moreRemains } = step);
+    }
+    return sum;
+  }
+
+  await store.fill(B, "asked for");
+  const began = fillOf(file);
+  expect(began).toBeWithin(1, 501);
+  const { made, isComplete } = await advanceAll();
+  expect([began + made, isComplete]).toEqual([10_000, false]);
+  const first = file.rows<{ id: number }>("SELECT min(change_id) AS id FROM _changes")[0]!.id;
+
+  // A part of a slice taken makes room for nothing; the whole of it does, for what is left.
+  await take(first + 2_499);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 2_500, isComplete: false });
+  await take(first + 4_999);
+  expect(await advanceAll()).toEqual({ made: 3_000, dropped: 2_500, isComplete: false });
+  await take(first + 12_998);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 7_999, isComplete: false });
+  await take(first + 12_999);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 1, isComplete: true });
+  expect(fillOf(file)).toBe(0);
+});
