@@ -146,6 +146,7 @@ export const REPAIR_DB = "0000000000000000";
 interface Side extends ComparedNode {
   /** Its place among the nodes. */
   readonly at: number;
+  readonly run: string | undefined;
   readonly notSynced: Health["notSynced"];
 }
 
@@ -170,6 +171,8 @@ interface TableSides {
 /** What a node answered to its health being asked. */
 interface Health {
   readonly nodeId: string;
+  /** Of the process; an older node does not say it. */
+  readonly run: string | undefined;
   /** By the key of a table's name: why it is not synced. */
   readonly notSynced: ReadonlyMap<string, string>;
   readonly lastChangeId: number;
@@ -208,10 +211,11 @@ class Comparer {
   async run(): Promise<Comparison> {
     this.#sides = await Promise.all(
       this.#options.nodes.map(async (url, at) => {
-        const { nodeId, notSynced } = await this.#health(url);
-        return { url, at, id: nodeId, notSynced };
+        const { nodeId, run, notSynced } = await this.#health(url);
+        return { url, at, id: nodeId, run, notSynced };
       }),
     );
+    refuseSame(this.#sides);
     await this.#waitUntilArrived();
     const summaries = await Promise.all(this.#sides.map((side) => this.#readAll(side)));
     const names = new Map(summaries.flat().map(({ table }) => [keyOf(table), table]));
@@ -559,12 +563,13 @@ class Comparer {
 
   async #health(url: string): Promise<Health> {
     const answer = await this.#call({ node: url, method: "GET", path: "/health" });
-    const { json } = expectStatus(url, answer, 200);
+    const { json, identity } = expectStatus(url, answer, 200);
     if (typeof fieldOf(json, "last_change_id") !== "number") {
       throw new ComparisonError(`${url} is no node of ours, or an older one: it has no digests`);
     }
     return {
       nodeId: textIn(json, "node_id"),
+      run: identity?.run,
       notSynced: notSyncedIn(json),
       lastChangeId: numberIn(json, "last_change_id"),
       peers: listIn(json, "peers").map((peer) => {
@@ -726,6 +731,16 @@ function known(state: KeyState | undefined): KeyState | undefined {
 function shown(content: Content, column: string): string {
   const value = content.get(column);
   return value === undefined ? "nothing" : formatValue(value).replace('"\\u005cx', '"\\x');
+}
+
+/** A node under two addresses is equal to itself, which says nothing of others. */
+function refuseSame(sides: readonly Side[]): void {
+  const byRun = new Map<string, string>();
+  for (const { run, url } of sides) {
+    const other = run === undefined ? undefined : byRun.get(run);
+    if (other !== undefined) throw new ComparisonError(`${other} and ${url} are one node`);
+    if (run !== undefined) byRun.set(run, url);
+  }
 }
 
 /** The ranges in groups that fit into one question each. */

@@ -180,6 +180,9 @@ test(
       plant(node, `UPDATE items SET name = 'changed', updated_at = updated_at + 1 ${inList}`);
     }
     const repaired = await expectFound(ids, "--repair");
+    console.log(
+      `1000 rows that differ were found by reading ${repaired.rows_read.join(" and ")} again`,
+    );
     expect(repaired.differing.every((key) => key.repaired)).toBe(true);
     expect((await verify([a, b])).code).toBe(0);
     const changed = "SELECT count(*) AS n FROM items WHERE name = 'changed'";
@@ -395,6 +398,15 @@ test("what cannot be compared: exit 2, and why", async () => {
     2,
     `hook-sync: could not compare: ${recorder.url}: not found\n`,
   ]);
+});
+
+test("one node under two addresses is not compared with itself: exit 2, and why", async () => {
+  await using fleet = new Fleet();
+  const a = await fleet.node("ours", [], { flags: ["--verify-every", "0"] });
+  const tap = fleet.tap(a);
+  const { code, out, err } = await run(["verify", a.url, tap.url]);
+  expect([code, out]).toEqual([2, ""]);
+  expect(err).toBe(`hook-sync: could not compare: ${a.url} and ${tap.url} are one node\n`);
 });
 
 test.each([

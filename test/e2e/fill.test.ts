@@ -152,6 +152,32 @@ describe("a peer that comes late", () => {
   );
 
   test(
+    "a table that is synced later brings what was in it before, to peers that have all the rest",
+    async () => {
+      await using fleet = new Fleet();
+      const [a, b] = [ours(fleet, "a", "--tables", "items"), ours(fleet, "b", "--tables", "items")];
+      a.peers = [b.url];
+      b.peers = [a.url];
+      a.write(OLD_FILE.replace(`i < ${ROWS}`, "i < 50"));
+      b.write(OLD_TABLES);
+      await Promise.all([a.start(), b.start()]);
+      await settled([a, b], LIMITS);
+      await filled(a);
+      expect([b.content("notes"), fills(a, b)]).toEqual([[], 1]);
+      for (const node of [a, b]) {
+        node.flags[node.flags.indexOf("items")] = "items,notes,files";
+        await node.stop("SIGTERM");
+        await node.start();
+      }
+      await until("b has the notes", () => b.content("notes").length === 3);
+      for (const table of ["notes", "files"])
+        expect(await settled([a, b], { table, ...LIMITS })).not.toEqual([]);
+      expect(fills(a, b)).toBeLessThanOrEqual(1);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
     "a new peer whose /health comes late is filled all the same: nothing is shipped to it before",
     async () => {
       await using fleet = new Fleet();
