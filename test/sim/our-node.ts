@@ -76,6 +76,16 @@ export type CrashPoint =
   /** While the file is being opened, after the next start. */
   | "while-opening";
 
+/** What a file says of its node and of others. */
+export interface Standing {
+  readonly dbId: string | undefined;
+  readonly newest: number;
+  /** By sender's file, the largest batch committed. */
+  readonly marks: ReadonlyMap<string, number>;
+  /** What peers' files acknowledged. */
+  readonly peers: ReadonlyMap<string, { readonly dbId: string | null; readonly prev: number }>;
+}
+
 /** A file as it was at some moment, and what its node had promised by then. */
 export interface KeptFile {
   readonly path: string;
@@ -243,6 +253,36 @@ export class OurNode implements Machine {
     this.#path = copyDatabase(path, this.#nextPath());
     safety.changedFile(this, remembered);
     network.changedFile(this.url, acknowledged);
+  }
+
+  /** Who its file is, and what it knows of others; `dbId` is undefined where the next start gives it one. */
+  readStanding(): Standing {
+    const db = this.program;
+    const settings = new Map(
+      db
+        .query<{ key: string; value: string }, []>(
+          "SELECT key, value FROM _hooksync WHERE key IN ('db_id', 'node_id')",
+        )
+        .all()
+        .map(({ key, value }) => [key, value]),
+    );
+    const isOwn = settings.get("node_id") === new URL(this.url).hostname;
+    const marks = db
+      .query<{ db: string; through: number }, []>(
+        "SELECT db, batch_id AS through FROM _hooksync_marks",
+      )
+      .all();
+    const peers = db
+      .query<{ url: string; dbId: string | null; prev: number | null }, []>(
+        "SELECT peer_url AS url, db_id AS dbId, prev FROM _peer_state",
+      )
+      .all();
+    return {
+      dbId: isOwn ? settings.get("db_id") : undefined,
+      newest: this.newestChange,
+      marks: new Map(marks.map(({ db: of, through }) => [of, through])),
+      peers: new Map(peers.map(({ url, dbId, prev }) => [url, { dbId, prev: prev ?? 0 }])),
+    };
   }
 
   /** The newest change of its log. */

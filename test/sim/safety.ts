@@ -10,6 +10,8 @@
  *   X5  Every local write has a version above what it replaced and above its tombstone.
  *   X6  The syncing flag is down between transactions.
  *   X7  Nobody is filled without need: network faults and crashes alone never start it.
+ *   X8  Whoever came back with an old file, or another one, is filled by every peer that can tell by what
+ *       the two of them had acknowledged. Comparing would bring the rows, too, but later.
  */
 import type { Database } from "bun:sqlite";
 import type { Move } from "../../lib/store/store.ts";
@@ -33,6 +35,8 @@ interface NodeRecord {
   writtenMs: number;
   /** X7: it came back with another file than peers had known it by. */
   hasOtherFile: boolean;
+  /** X8: whom it has to fill. */
+  readonly owes: Set<OurNode>;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -80,6 +84,7 @@ export class Safety {
         refused: new Map(),
         writtenMs: Number.NEGATIVE_INFINITY,
         hasOtherFile: false,
+        owes: new Set(),
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -147,8 +152,33 @@ export class Safety {
     record.hasOtherFile = true;
   }
 
+  /** X8: the node's file was just changed for another; whoever must notice has to fill it. */
+  owes(node: OurNode, others: readonly OurNode[]): void {
+    const file = node.readStanding();
+    for (const other of others) {
+      this.#of(other).owes.delete(node);
+      const theirs = other.readStanding();
+      const known = theirs.peers.get(node.url);
+      if (known === undefined || known.dbId === null || theirs.dbId === undefined) continue;
+      const isOther = known.dbId !== file.dbId;
+      const hasLost = known.prev > (file.marks.get(theirs.dbId) ?? 0);
+      const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
+      if (isOther || hasLost || isBehind) this.#of(other).owes.add(node);
+    }
+    // It remembers nothing of what it owed.
+    this.#of(node).owes.clear();
+  }
+
+  /** X8, in the end. */
+  checkOwed(node: OurNode): void {
+    for (const peer of this.#of(node).owes) {
+      this.#find(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
+    }
+  }
+
   /** X7 */
   filling(node: OurNode, peer: OurNode | undefined, reason: string): void {
+    if (peer) this.#of(node).owes.delete(peer);
     if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
     this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
   }

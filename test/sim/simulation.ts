@@ -318,6 +318,10 @@ class Simulation {
       node.putFile(backup ?? node.emptyFile(), forMs);
     }
     this.#world.trace(`${node.url} has another file (${source})`);
+    this.#safety.owes(
+      node,
+      this.#ours.filter((other) => other !== node),
+    );
     if (!programWrites) return;
     this.#world.at(forMs / 2, () => {
       if (!node.isUp) this.#workload.writeProgram(node);
@@ -344,10 +348,12 @@ class Simulation {
       node.disarm();
       for (const later of this.#plan.schema.later) this.#addColumn(node, later);
     }
+    if (!this.#isMembershipFixed) for (const node of this.#ours) this.#joinAll(node);
+  }
+
+  get #isMembershipFixed(): boolean {
     const { unknown, incidents } = this.#plan;
-    if (unknown.length > 0 || incidents.some(({ what }) => what.kind === "peer")) {
-      for (const node of this.#ours) this.#joinAll(node);
-    }
+    return unknown.length === 0 && !incidents.some(({ what }) => what.kind === "peer");
   }
 
   /** A file from elsewhere may have it. */
@@ -500,6 +506,7 @@ class Simulation {
         );
       }
       this.#checkPromised(node);
+      if (this.#isMembershipFixed) this.#safety.checkOwed(node);
       const check = db.query<{ integrity_check: string }, []>("PRAGMA integrity_check").get()!;
       if (check.integrity_check !== "ok")
         throw new Finding(`${node.url}: ${check.integrity_check}`);
