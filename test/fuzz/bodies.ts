@@ -26,17 +26,17 @@ export interface Style {
 }
 
 export function randomStyle(random: Seeded): Style {
-  const count = random.pick([2, 5, 20, 200]);
+  const count = random.pick([2, 15, 60, 300]);
   const plainIds = Array.from({ length: count }, (_, i) => `row ${i}`);
   return {
     ids: random.chance(0.5) ? plainIds : [...plainIds, ...IDS],
     versions: random.pick([1, 2, 5, 1_000]),
     deletes: random.pick([0, 0.1, 0.5]),
-    plainness: random.pick([0, 0.8, 0.98]),
-    oddities: random.pick([0, 0.05, 0.3]),
-    damages: random.pick([0, 0, 0.3, 1]),
-    changesMax: random.pick([3, 30, 150]),
-    tables: random.chance(0.5) ? [random.pick(TABLES)] : TABLES,
+    plainness: random.pick([0, 0.8, 0.98, 1]),
+    oddities: random.pick([0, 0.05, 0.2, 0.4]),
+    damages: random.pick([0, 0, 0, 0.3, 1]),
+    changesMax: random.pick([3, 60, 200, 300]),
+    tables: random.pick([TABLES, TABLES.slice(0, 2), [TABLES[0]!], [random.pick(TABLES)]]),
   };
 }
 
@@ -245,7 +245,7 @@ const ODDITIES: readonly Edit[] = [
   ),
   inRow((row, random) => {
     let wide = row;
-    const count = random.pick([70, 2_100]);
+    const count = random.chance(0.05) ? 2_100 : random.pick([1, 70]);
     for (let i = 0; i < count; i++) wide = addMember(wide, `wide ${i}`, token("1"));
     return wide;
   }),
@@ -265,7 +265,8 @@ function oddValue(random: Seeded): Json {
     () => array([token("6")]),
     () => object([]),
     () => object([["id", text("row 0")]]),
-    () => nested(random.pick([3, 59, 60, 61, 64, 200]), random),
+    () =>
+      nested(random.chance(0.02) ? random.pick([61, 64, 200]) : random.pick([3, 59, 60]), random),
   ])();
 }
 

@@ -10,7 +10,7 @@ import type { HealthReport } from "../../lib/http/health-routes.ts";
 import type { Membership } from "../../lib/http/peer-routes.ts";
 import type { CopySource } from "../../lib/http/snapshot-routes.ts";
 import { parseBatch } from "../../lib/protocol/batch.ts";
-import { BODY_BYTES_MAX } from "../../lib/protocol/limits.ts";
+import { BODY_BYTES_MAX, VERSION_AHEAD_MS_MAX } from "../../lib/protocol/limits.ts";
 import { OURS, T, TestNode, VirtualTime } from "../support/receive-fixture.ts";
 import { Seeded } from "../support/seeded.ts";
 import { randomBody, randomStyle } from "./bodies.ts";
@@ -81,7 +81,10 @@ export async function live({ sql, written, steps }: Life, tally?: Tally): Promis
   const [hostile, clean] = [new FuzzNode(time), new FuzzNode(time)];
   const oracle = new Oracle();
   const doubt = new Doubt(steps.some(({ sender }) => sender !== "ours"));
-  const sent = new Sent(written.map((id) => `items/${id}`));
+  const sent = new Sent(
+    written.map((id) => `items/${id}`),
+    doubt.isHealing,
+  );
   try {
     for (const { node } of [hostile, clean]) await node.write(`SELECT 1; ${sql}`);
     for (const step of steps) await take(step, hostile, clean, oracle, doubt, sent, tally);
@@ -131,7 +134,7 @@ async function take(
     same("applied", answer.json.applied, cleanAnswer.json.applied);
   }
   compare(hostile, clean, doubt);
-  sent.check(hostile, !doubt.isHealing);
+  sent.check(hostile);
   isKept(hostile, verdict.changes);
   if (step.sender === "ours" && !doubt.isHealing) {
     nothingCaptured(hostile, logged, verdict.changes);
@@ -214,18 +217,22 @@ class Doubt {
 class Sent {
   /** Rows that hold what several changes carried, or what nobody sent. */
   readonly #mixed: Set<string>;
-  /** By row and version, then by column. */
+  /** By row, and its version where that is what was sent, then by column. */
   readonly #stored = new Map<string, Map<string, Set<string>>>();
 
-  constructor(written: readonly string[]) {
+  readonly #isHealing: boolean;
+
+  constructor(written: readonly string[], isHealing: boolean) {
     this.#mixed = new Set(written);
+    this.#isHealing = isHealing;
   }
 
   add(changes: readonly Judged[]): void {
     for (const { row, version, stored, isWhole } of changes) {
       if (!isWhole) this.#mixed.add(row);
       if (stored === undefined) continue;
-      const key = `${version} ${row}`;
+      // A version that healing lifted says nothing of where its row came from.
+      const key = this.#isHealing ? row : `${version} ${row}`;
       const columns = this.#stored.get(key) ?? new Map<string, Set<string>>();
       this.#stored.set(key, columns);
       for (const [column, value] of stored) {
@@ -234,15 +241,13 @@ class Sent {
     }
   }
 
-  /** `isExact`: no version is lifted, so that every row has that of a change. */
-  check(hostile: FuzzNode, isExact: boolean): void {
+  check(hostile: FuzzNode): void {
+    const aheadMs = hostile.node.time.ms + VERSION_AHEAD_MS_MAX;
     for (const { row, version, cells } of hostile.cells()) {
+      if (version > aheadMs) throw new Finding(`${row} is too far ahead: ${version}`);
       if (this.#mixed.has(row)) continue;
-      const columns = this.#stored.get(`${version} ${row}`);
-      if (columns === undefined) {
-        if (isExact) throw new Finding(`nobody sent ${row} at version ${version}`);
-        continue;
-      }
+      const columns = this.#stored.get(this.#isHealing ? row : `${version} ${row}`);
+      if (columns === undefined) throw new Finding(`nobody sent ${row} at version ${version}`);
       for (const [column, value] of cells) {
         // Digits that were lost on the way may come back from an equal change.
         const expected = columns.get(column);

@@ -10,7 +10,7 @@ import { afterAll, expect, setDefaultTimeout, test } from "bun:test";
 import { removeNodeFiles } from "../support/receive-fixture.ts";
 import { describe, Finding, live, randomLife, shrink, type Tally } from "./life.ts";
 
-const LIVES = 20;
+const LIVES = 10;
 /** Each lives a shorter life again. */
 const SHRINK_ATTEMPTS_MAX = 300;
 
