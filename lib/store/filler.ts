@@ -139,9 +139,10 @@ export class Filler {
     const complete: FillProgress[] = [];
     for (const { url, watermark, fill: before } of this.#all()) {
       const dropped = this.#dropTaken(url, before, watermark);
-      moreRemains ||= dropped.dropped < watermark;
+      const isDropped = dropped.dropped >= watermark;
+      moreRemains ||= !isDropped;
       if (dropped.phase === "sent") {
-        if (watermark < dropped.through) continue;
+        if (watermark < dropped.through || !isDropped) continue;
         this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
         complete.push({ url, reason: dropped.reason, entries: dropped.entries });
         continue;
@@ -209,7 +210,8 @@ export class Filler {
       phase,
       table,
       after,
-      through: this.#newest(),
+      // The newest of all may be another peer's, which this one never acknowledges.
+      through: entries > 0 ? this.#newest() : fill.through,
       sliceEntries: (fill.sliceEntries ?? 0) + entries,
       sliceBytes: (fill.sliceBytes ?? 0) + bytes,
       entries: fill.entries + entries,

@@ -133,3 +133,36 @@ test("it is made in small parts, two slices ahead of the peer, and leaves the lo
   expect(await advanceAll()).toEqual({ made: 0, dropped: 1, isComplete: true });
   expect(fillOf(file)).toBe(0);
 });
+
+test.each([1, 499, 500, 501, 1_000, 5_000, 10_000])(
+  "several peers that take %d rows each leave nothing behind, and each has had all",
+  async (rows) => {
+    await using file = new StoreFile(
+      `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER);
+       WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < ${rows})
+       INSERT INTO notes SELECT 'row ' || n, n, ${T} FROM i`,
+    );
+    open(file);
+    const { store } = file;
+    for (const url of [A, B]) await store.fill(url, "asked for");
+    // As the shipper says it: each has what is for it, and no entry of the other is ever acknowledged.
+    const newestFor = (url: string) =>
+      file.rows<{ id: number }>(
+        "SELECT max(change_id) AS id FROM _changes WHERE only_for = ?",
+        url,
+      )[0]!.id;
+    for (let turn = 0; turn < 20 && store.isFilling; turn++) {
+      for (const url of turn % 2 === 0 ? [A, B] : [B, A]) {
+        const through = newestFor(url);
+        if (through !== null)
+          await store.recordMoves([{ peer: url, through, ackedBatchId: through }]);
+      }
+      await store.runDue();
+    }
+    expect([store.isFilling, file.entries()]).toEqual([false, []]);
+    const filled = file.events.filter(({ kind }) => kind === "filled");
+    expect(filled.map((event) => ("text" in event ? event.text : "")).sort()).toEqual(
+      [A, B].map((url) => `${url} has everything now (${rows} changes)`),
+    );
+  },
+);
