@@ -5,6 +5,7 @@
  * known; across batches it is not, and there the content decides for every node alike.
  */
 import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
+import { nameKey } from "./sql.ts";
 
 /** Places in a batch. */
 export interface Superseded {
@@ -27,16 +28,17 @@ export function supersededIn(
 ): Superseded {
   const replaced = new Map<number, readonly number[]>();
   const gone = new Set<number>();
-  const tables = new Map<JsonValue | undefined, Map<string, LastOfRow>>();
+  const tables = new Map<string, Map<string, LastOfRow>>();
   for (const [at, { value }] of changes.entries()) {
     if (!isObject(value)) continue;
     const row = member(value, "row");
     const op = member(value, "op");
     if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
     const id = idOf(op, row, member(value, "old_id"));
-    const version = member(row, "updated_at");
-    if (typeof id !== "string" || !isInteger(version)) continue;
-    const name = member(value, "table");
+    const version = column(row, "updated_at");
+    const table = member(value, "table");
+    if (typeof id !== "string" || !isInteger(version) || typeof table !== "string") continue;
+    const name = nameKey(table);
     let rows = tables.get(name);
     if (rows === undefined) {
       rows = new Map();
@@ -64,7 +66,14 @@ function isInteger(value: JsonValue | undefined): value is number {
 type Row = { readonly [member: string]: JsonValue };
 
 function idOf(op: string, row: Row, oldId: JsonValue | undefined): JsonValue | undefined {
-  return op === "DELETE" && typeof oldId === "string" && oldId !== "" ? oldId : member(row, "id");
+  return op === "DELETE" && typeof oldId === "string" && oldId !== "" ? oldId : column(row, "id");
+}
+
+/** By its name as SQLite compares names. */
+function column(row: Row, key: string): JsonValue | undefined {
+  if (Object.hasOwn(row, key)) return row[key];
+  const name = Object.keys(row).find((other) => nameKey(other) === key);
+  return name === undefined ? undefined : row[name];
 }
 
 function hasColumnsOf(before: ReceivedChange, row: Row): boolean {

@@ -39,6 +39,14 @@ test.each<[string, unknown[], number[]]>([
     [change("a", 1), change("b", 1), change("a", 1), change("a", 1)],
     [0, 2],
   ],
+  [
+    "whatever the case of its table and columns",
+    [
+      { op: "INSERT", table: "Items", row: { ID: "a", Updated_At: 1 } },
+      { op: "UPDATE", table: "items", row: { ID: "a", Updated_At: 1 } },
+    ],
+    [0],
+  ],
   ["not another stamp", [change("a", 1), change("a", 2)], []],
   ["not another stamp between", [change("a", 1), change("a", 2), change("a", 1)], []],
   ["not another row", [change("a", 1), change("b", 1)], []],
