@@ -172,7 +172,7 @@ export class Safety {
   /** X8, in the end. */
   checkOwed(node: OurNode): void {
     for (const peer of this.#of(node).owes) {
-      this.#find(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
+      throw new Finding(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
     }
   }
 
