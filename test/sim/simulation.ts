@@ -521,14 +521,9 @@ class Simulation {
       const standing = this.#safety.versionAt(db, table, id);
       // With a short retention the delete may have been forgotten since.
       if (standing === undefined && this.#plan.tombstoneRetentionMs < DAY_MS) continue;
-      // All have the same rows, so it was a delete; its author lost it, and here was nothing to delete.
-      const isOwn = this.#safety.hasPromised(node, key);
-      if (standing === undefined && this.#plan.hasFileFaults && !isOwn) continue;
-      // Of one who lost it, it comes when it is due where it waits, and with the comparison after that.
-      const waiting = this.#plan.hasFileFaults ? this.#ours : [node];
-      const isParked = ({ running }: OurNode) =>
-        this.#safety.isParked(running!.store.db, table, id);
-      if (waiting.some(isParked)) continue;
+      // All have the same rows, also who promised it; a delete whose author lost it may be known to some.
+      if (this.#plan.hasFileFaults && !this.#safety.hasPromised(node, key)) continue;
+      if (this.#safety.isParked(db, table, id)) continue;
       if (standing === undefined || standing < version) {
         throw new Finding(`${node.url} has ${key} at ${standing}; ${version} was promised (X1)`);
       }
