@@ -96,6 +96,8 @@ export class Mesh implements Membership {
   readonly #namesakes = new Map<string, number>();
   /** Ids of nodes of other makes that shipped here, as the file has them. */
   #foreign: Set<string> | undefined;
+  /** Members of a mesh that was joined with an empty file: what is in it now came from there. */
+  readonly #joinedEmpty = new Set<string>();
   /** What the log was told of twins. */
   #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
@@ -333,7 +335,7 @@ export class Mesh implements Membership {
         await store.needNoFill(health.url);
         this.#shipper?.release(health.url);
         this.#options.onDoubt();
-      } else await this.#fill(health.url, fillWanted);
+      } else await this.#fillOrSpare(health.url, fillWanted);
     }
     if (isFirst && !identity) this.#adviseEmpty(health);
   }
@@ -402,7 +404,18 @@ export class Mesh implements Membership {
     if (!isThere) return;
     const row = this.#options.store.peers.rows().find(({ url }) => url === peer.url);
     if (row?.fillWanted == null) return;
-    await this.#fill(peer.url, row.fillWanted);
+    await this.#fillOrSpare(peer.url, row.fillWanted);
+  }
+
+  async #fillOrSpare(url: string, reason: string): Promise<void> {
+    const { store } = this.#options;
+    const hasAll = this.#joinedEmpty.has(url) && store.prunedThrough === 0;
+    if (reason !== NEW || !hasAll) {
+      await this.#fill(url, reason);
+      return;
+    }
+    await store.needNoFill(url);
+    this.#shipper?.release(url);
   }
 
   async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
@@ -567,20 +580,27 @@ export class Mesh implements Membership {
   }
 
   async add(url: string): Promise<boolean> {
+    return (await this.#addAll([url])).length > 0;
+  }
+
+  /** At once, so that shipping starts anew once. Returns those that were no peers before. */
+  async #addAll(asked: readonly string[]): Promise<string[]> {
     const { config } = this.#options;
-    if (url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] })) {
-      throw new RequestError(400, `${url} is this node itself`);
-    }
-    const urls = this.#urls();
-    if (urls.includes(url)) return false;
-    if (urls.length >= PEERS_MAX)
+    const self = asked.find(
+      (url) => url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] }),
+    );
+    if (self !== undefined) throw new RequestError(400, `${self} is this node itself`);
+    const known = this.#urls();
+    const urls = [...new Set(asked)].filter((url) => !known.includes(url));
+    if (known.length + urls.length > PEERS_MAX)
       throw new RequestError(409, `there are ${PEERS_MAX} peers already`);
+    if (urls.length === 0) return urls;
     const kept = this.#kept();
     await this.#keep({
-      added: config.peers.includes(url) ? kept.added : [...kept.added, url],
-      removed: kept.removed.filter((other) => other !== url),
+      added: [...kept.added, ...urls.filter((url) => !config.peers.includes(url))],
+      removed: kept.removed.filter((other) => !urls.includes(other)),
     });
-    return true;
+    return urls;
   }
 
   async remove(url: string): Promise<boolean> {
@@ -670,6 +690,8 @@ export class Mesh implements Membership {
       { url: through, make: "ours" },
       ...known.filter(({ url }) => url !== config.nodeUrl),
     ];
+    const isEmpty = !this.#options.store.hasContent;
+    const found: string[] = [];
     let isComplete = true;
     for (const { url, make } of members) {
       const taken = make === "foreign" ? "foreign" : await this.#askToTakeIn(url);
@@ -693,9 +715,11 @@ export class Mesh implements Membership {
         continue;
       }
       this.#warnings.delete(`join ${url}`);
-      await this.add(url);
+      found.push(url);
     }
     this.#warnings.delete("join");
+    if (isEmpty) for (const url of found) this.#joinedEmpty.add(url);
+    await this.#addAll(found);
     if (isComplete) log.info("joined the mesh", { through, members: members.length });
     return isComplete;
   }

@@ -56,8 +56,8 @@ export interface FillerOptions {
   readonly writerFor: (table: SyncedTable) => TableWriter;
 }
 
-/** Half a batch. */
-const SLICE_ROWS = 5_000;
+/** Two of them are what a write made meanwhile waits behind, also where the peer applies slowly. */
+const SLICE_ROWS = 2_500;
 const SLICE_BYTES = 4 * 1024 * 1024;
 /** What one transaction makes, or drops, of it: some 2 ms, and as much again for the commit. */
 const PART_ROWS = 500;

@@ -260,6 +260,8 @@ describe("a peer that comes late", () => {
         });
       }
       expect(c.said()).toContain(`--peer ${c.url}`);
+      // It came with nothing: what it has, it has from them, and they from each other.
+      expect(fills(c)).toBe(0);
       await c.restart();
       await c.create("by the new one", 1);
       await settled(everyone, LIMITS);
