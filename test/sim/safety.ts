@@ -131,8 +131,9 @@ export class Safety {
     return promised;
   }
 
-  hasPromised(node: OurNode, key: string): boolean {
-    return this.#of(node).held.has(key);
+  /** The same of one node. */
+  promisedBy(node: OurNode): ReadonlyMap<string, number> {
+    return this.#of(node).held;
   }
 
   // ── Files that come and go ──────────────────────────────────────────────────────────────────

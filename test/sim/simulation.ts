@@ -516,13 +516,15 @@ class Simulation {
   /** What any node of ours promised, all of ours have. */
   #checkPromised(node: OurNode): void {
     const { db } = node.running!.store;
-    for (const [key, version] of this.#safety.promised) {
+    // All have the same rows, also who promised them. A delete whose author lost it may be known to some,
+    // and what is ahead of its time may wait with some.
+    const { hasFileFaults } = this.#plan;
+    const promised = hasFileFaults ? this.#safety.promisedBy(node) : this.#safety.promised;
+    for (const [key, version] of promised) {
       const [table, id] = splitKey(key);
       const standing = this.#safety.versionAt(db, table, id);
       // With a short retention the delete may have been forgotten since.
       if (standing === undefined && this.#plan.tombstoneRetentionMs < DAY_MS) continue;
-      // All have the same rows, also who promised it; a delete whose author lost it may be known to some.
-      if (this.#plan.hasFileFaults && !this.#safety.hasPromised(node, key)) continue;
       if (this.#safety.isParked(db, table, id)) continue;
       if (standing === undefined || standing < version) {
         throw new Finding(`${node.url} has ${key} at ${standing}; ${version} was promised (X1)`);
