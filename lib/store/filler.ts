@@ -54,6 +54,8 @@ export interface FillerOptions {
   readonly db: Database;
   readonly columnNotes: ColumnNotes;
   readonly writerFor: (table: SyncedTable) => TableWriter;
+  /** Of a slice, if not as many as are best: the simulator's tables are small. */
+  readonly sliceRows?: number | undefined;
 }
 
 /** Two of them are what a write made meanwhile waits behind, also where the peer applies slowly. */
@@ -70,10 +72,14 @@ const FIRST_STEP_ROWS = 8;
 export class Filler {
   readonly #db: Database;
   readonly #options: FillerOptions;
+  readonly #sliceRows: number;
+  readonly #partRows: number;
 
   constructor(options: FillerOptions) {
     this.#db = options.db;
     this.#options = options;
+    this.#sliceRows = options.sliceRows ?? SLICE_ROWS;
+    this.#partRows = Math.min(PART_ROWS, this.#sliceRows);
   }
 
   /** Starts from the beginning, also where one is under way. Inside the caller's transaction. */
@@ -147,14 +153,23 @@ export class Filler {
         complete.push({ url, reason: dropped.reason, entries: dropped.entries });
         continue;
       }
-      if (mustWait(dropped, watermark)) continue;
-      const fill = isFull(dropped) ? nextSlice(dropped) : dropped;
+      if (this.#mustWait(dropped, watermark)) continue;
+      const fill = this.#isFull(dropped) ? nextSlice(dropped) : dropped;
       const next = this.#makePart(url, fill, tables);
       logged += next.entries - fill.entries;
-      moreRemains ||= next.phase !== "sent" && !mustWait(next, watermark);
+      moreRemains ||= next.phase !== "sent" && !this.#mustWait(next, watermark);
       this.#write(url, next);
     }
     return { logged, complete, moreRemains };
+  }
+
+  #isFull({ sliceEntries = this.#sliceRows, sliceBytes = SLICE_BYTES }: Fill): boolean {
+    return sliceEntries >= this.#sliceRows || sliceBytes >= SLICE_BYTES;
+  }
+
+  /** F1: a slice is begun when the one before the last is taken. */
+  #mustWait(fill: Fill, watermark: number): boolean {
+    return this.#isFull(fill) && watermark < fill.before;
   }
 
   #dropTaken(url: string, fill: Fill, watermark: number): Fill {
@@ -164,7 +179,7 @@ export class Filler {
         `SELECT change_id AS id FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?
          ORDER BY change_id LIMIT 1 OFFSET ?`,
       )
-      .get(fill.dropped, watermark, url, PART_ROWS - 1);
+      .get(fill.dropped, watermark, url, this.#partRows - 1);
     const dropped = part?.id ?? watermark;
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
@@ -178,8 +193,8 @@ export class Filler {
     let { phase, table, after } = fill;
     let entries = 0;
     let bytes = 0;
-    let stepRows = FIRST_STEP_ROWS;
-    while (entries < PART_ROWS && bytes < PART_BYTES && phase !== "sent") {
+    let stepRows = Math.min(FIRST_STEP_ROWS, this.#partRows);
+    while (entries < this.#partRows && bytes < PART_BYTES && phase !== "sent") {
       const current = phase === "rows" ? nextTable(tables, table) : undefined;
       const newestBefore = this.#newest();
       const last =
@@ -191,7 +206,7 @@ export class Filler {
       bytes += made.bytes;
       if (made.entries > 0) {
         const fitting = Math.floor((PART_BYTES - bytes) / (made.bytes / made.entries));
-        stepRows = Math.max(1, Math.min(PART_ROWS - entries, fitting));
+        stepRows = Math.max(1, Math.min(this.#partRows - entries, fitting));
       }
       if (last !== undefined) ({ table, after } = last);
       else if (phase === "tombstones") phase = "sent";
@@ -335,15 +350,6 @@ export class Filler {
       .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
       .run(JSON.stringify(fill), url);
   }
-}
-
-function isFull({ sliceEntries = SLICE_ROWS, sliceBytes = SLICE_BYTES }: Fill): boolean {
-  return sliceEntries >= SLICE_ROWS || sliceBytes >= SLICE_BYTES;
-}
-
-/** F1: a slice is begun when the one before the last is taken. */
-function mustWait(fill: Fill, watermark: number): boolean {
-  return isFull(fill) && watermark < fill.before;
 }
 
 function nextSlice(fill: Fill): Fill {

@@ -47,6 +47,8 @@ export interface StoreOptions {
   readonly parkedBytesMax: number;
   readonly tombstoneRetentionMs: number;
   readonly acceptOldFile: boolean;
+  /** Rows of one slice of a fill, if not as many as half a batch holds. */
+  readonly fillSliceRows?: number | undefined;
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
@@ -197,6 +199,7 @@ export class Store {
       db,
       columnNotes: this.#columnNotes,
       writerFor: (table) => this.applier.writerFor(table),
+      sliceRows: options.fillSliceRows,
     });
     this.#isFilling = this.filler.isAny;
     this.repository = new Repository({

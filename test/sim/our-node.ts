@@ -61,6 +61,7 @@ export interface OurNodeOptions {
   readonly batchChangesMax: number;
   readonly batchBytesMax: number;
   readonly tombstoneRetentionMs: number;
+  readonly fillSliceRows: number | undefined;
   /** It fills a peer. */
   readonly onFill: (reason: string) => void;
 }
@@ -539,6 +540,7 @@ export class Running {
       parkedBytesMax: config.parkedBytesMax,
       tombstoneRetentionMs: config.tombstoneRetentionMs,
       acceptOldFile: config.acceptOldFile,
+      fillSliceRows: options.fillSliceRows,
       clock,
       timers,
       random,

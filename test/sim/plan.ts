@@ -107,6 +107,8 @@ export interface Plan {
   readonly batchChangesMax: number;
   readonly batchBytesMax: number;
   readonly tombstoneRetentionMs: number;
+  /** Fills are made of many slices, so that they are interrupted. */
+  readonly fillSliceRows: number | undefined;
   readonly hasForeign: boolean;
   /** The silence is listened to for a day, not just for some minutes. */
   readonly waitsForDays: boolean;
@@ -180,6 +182,7 @@ export function drawPlan(seed: number): Plan {
     batchChangesMax: on(0.4) ? chance.pick([1, 2, 3, 7]) : 10_000,
     batchBytesMax: on(0.2) ? chance.spread(300, 4_000) : 8 * 1024 * 1024,
     tombstoneRetentionMs: forgetsSoon ? chance.spread(2 * MINUTE_MS, HOUR_MS) : 30 * DAY_MS,
+    fillSliceRows: seed % 3 === 0 ? undefined : 1 + (seed % 5),
     hasForeign,
     // What waits for its time with one node alone comes when it comes, and then to the others.
     waitsForDays: on(hasForeign ? 0.2 : 0.05) && !hasFileFaults,

@@ -129,7 +129,7 @@ class Simulation {
         continue;
       }
       const { batchMs, namesItself } = node;
-      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs } = plan;
+      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs, fillSliceRows } = plan;
       this.#nodes.push(
         new OurNode({
           ...common,
@@ -146,6 +146,7 @@ class Simulation {
           batchChangesMax,
           batchBytesMax,
           tombstoneRetentionMs,
+          fillSliceRows,
         }),
       );
     }
