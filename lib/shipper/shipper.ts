@@ -387,8 +387,8 @@ export class Shipper {
     let isSame = true;
     if (outcome.kind === "acked" || outcome.kind === "mismatched") {
       isSame = this.#recognise(peer, outcome.reply);
-      if (isSame) this.#compareMark(peer, outcome.reply?.identity, prev);
-      else this.#readHealth(peer);
+      this.#compareMark(peer, outcome.reply?.identity, isSame ? prev : 0);
+      if (!isSame) this.#readHealth(peer);
     }
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
@@ -410,7 +410,8 @@ export class Shipper {
 
   /**
    * Ours name themselves in every reply; what answers like a peer and does not is foreign. False where
-   * another file answers than before: what that one acknowledged this one never did.
+   * another file answers than before: what that one acknowledged this one never did. It may still know of
+   * changes that this node lost.
    */
   #recognise(peer: Peer, reply: Reply | undefined): boolean {
     const db = reply?.identity?.db;
@@ -462,7 +463,7 @@ export class Shipper {
         peer.nodeId = outcome.health.nodeId;
         const isSame = this.#recognise(peer, outcome.reply);
         this.#options.post({ kind: "peer-health", health: outcome.health });
-        if (isSame) this.#compareMark(peer, outcome.health.identity, prev);
+        this.#compareMark(peer, outcome.health.identity, isSame ? prev : 0);
       }
       if (peer.link.kind === "idle") peer.lastError = undefined;
     }

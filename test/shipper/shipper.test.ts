@@ -526,6 +526,15 @@ describe("who the peers are", () => {
     ]);
   });
 
+  test("what another file has of this one is still compared: this one may have been restored", async () => {
+    const last = { batchId: 99, hash: "ff" };
+    const db = "cc00000000000000";
+    network.reply = { identity: { db, last }, serverTimeMs: undefined };
+    await start([{ url: A, watermark: 0, prev: 40, dbId: "bb00000000000000" }]);
+    await write();
+    expect(of("mark-differs")).toEqual([{ kind: "mark-differs", peer: A, db, prev: 0, last }]);
+  });
+
   test("a proxy's error page does not make a node of ours foreign", async () => {
     network.reply = ours;
     await start();
