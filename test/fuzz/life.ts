@@ -281,7 +281,8 @@ function isKept({ node }: FuzzNode, changes: readonly Judged[]): void {
     // What a constraint would refuse is not even tried where it is stale.
     if (clean !== undefined || isLeftOut || isRefused || texts.has(plain(json))) continue;
     const table = memberOf(json, "table");
-    const named = table?.kind === "string" ? table.value : "";
+    // As it is stored: half a surrogate pair is no text.
+    const named = table?.kind === "string" ? table.value.toWellFormed() : "";
     // Of several changes of one row that are refused for one reason one is kept.
     if (!rowIds(json).some((id) => hasRow(rows, named, id))) {
       throw new Finding(`no trace of ${plain(json)}`);
