@@ -89,6 +89,10 @@ export class ChangeLog {
     return entry === null ? undefined : hashChange(entry.op, entry.tbl, entry.id, entry.version);
   }
 
+  has(changeId: number): boolean {
+    return this.#db.query("SELECT 1 FROM _changes WHERE change_id = ?").get(changeId) !== null;
+  }
+
   /** Puts the row as it stands into the log again; false where it is not there. */
   announceRow(table: SyncedTable, id: string): boolean {
     const t = quoteName(table.name);

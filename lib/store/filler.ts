@@ -18,6 +18,7 @@
 import type { Database } from "bun:sqlite";
 import type { Value } from "../protocol/values.ts";
 import type { ColumnNotes } from "./column-notes.ts";
+import { setSetting, setting } from "./migrations.ts";
 import { rowsByVersion } from "./noted-row.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
@@ -58,6 +59,7 @@ export interface FillerOptions {
   readonly sliceRows?: number | undefined;
 }
 
+const GONE_SETTING = "fills_gone_through";
 /** Two of them are what a write made meanwhile waits behind, also where the peer applies slowly. */
 const SLICE_ROWS = 2_500;
 const SLICE_BYTES = 4 * 1024 * 1024;
@@ -105,10 +107,20 @@ export class Filler {
   abandon(url: string): void {
     const fill = this.#all().find((one) => one.url === url)?.fill;
     if (fill === undefined) return;
+    this.#noteGone(this.#newest());
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND only_for = ?")
       .run(fill.dropped, url);
     this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
+  }
+
+  /** Up to here entries of fills have left the log, though they were shipped. */
+  get goneThrough(): number {
+    return Number(setting(this.#db, GONE_SETTING) ?? 0);
+  }
+
+  #noteGone(through: number): void {
+    if (through > this.goneThrough) setSetting(this.#db, GONE_SETTING, through);
   }
 
   /** What fills may add to the log at most: a peer must not be cut off for what is made for it. */
@@ -184,6 +196,7 @@ export class Filler {
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
       .run(fill.dropped, dropped, url);
+    this.#noteGone(dropped);
     const next = { ...fill, dropped };
     this.#write(url, next);
     return next;

@@ -15,7 +15,8 @@ function isAnyLeft(db: Database, settledThrough: number): boolean {
   return find.get(settledThrough) !== null;
 }
 
-function knownEmptied(db: Database): number {
+/** Up to here entries have left the log, by our own doing or, as far as we know, by another's. */
+export function knownEmptied(db: Database): number {
   const emptied = Number(setting(db, "emptied_through") ?? 0);
   return Math.max(emptied, Number(setting(db, "pruned_through") ?? 0));
 }

@@ -26,7 +26,7 @@ import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
-import { noteEmptied, tableRestored } from "./lost-entries.ts";
+import { knownEmptied, noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { beOpening, doneOpening, fileMark, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
@@ -720,7 +720,11 @@ export class Store {
       .get()?.seq;
     if (last.batchId > (newest ?? 0)) return "restored";
     const hash = this.log.hashOf(last.batchId);
-    return hash === undefined || hash === last.hash ? "fine" : "restored";
+    if (hash !== undefined) return hash === last.hash ? "fine" : "restored";
+    // What was never settled was never shipped: settling made one entry of several, and left gaps.
+    const goneThrough = Math.max(knownEmptied(this.db), this.filler.goneThrough);
+    const isGap = last.batchId > goneThrough && !this.log.has(last.batchId);
+    return isGap ? "restored" : "fine";
   }
 
   /** This file is not what its peers take it for: from now on it is another one to them. */

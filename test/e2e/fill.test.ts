@@ -502,6 +502,30 @@ describe("a node that comes back from a backup", () => {
   );
 
   test(
+    "as sender, whose place in the log another program has written over and over",
+    async () => {
+      await using fleet = new Fleet();
+      const [a, b] = await pair(fleet);
+      const id = await a.create("changed later", 1);
+      await settled([a, b]);
+      await a.stop("SIGTERM");
+      copyFileSync(a.dbPath, `${a.dbPath}.backup`);
+      await a.start();
+      await a.createMany(40, "lost, but for b");
+      await settled([a, b]);
+      await a.stop("SIGTERM");
+      copyFileSync(`${a.dbPath}.backup`, a.dbPath);
+      // They become one entry: where b's mark is, there is none.
+      for (let n = 0; n < 70; n++) a.write(`UPDATE items SET value = ${n} WHERE id = '${id}'`);
+      await a.start();
+      await a.create("new", 1);
+      expect(await settled([a, b], LIMITS)).toHaveLength(42);
+      await filled(a, b);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
     "both at once, each from its own old copy, and a third that has all",
     async () => {
       await using fleet = new Fleet();
