@@ -111,7 +111,7 @@ function verifiedLines({ verified }: Health): string[] {
   if (!verified) return [];
   const { at, neighbours, differing, repaired, not_compared = [] } = verified;
   const found =
-    differing === 0 ? "equal" : `${shown(differing)} rows differed, ${repaired} repaired`;
+    differing === 0 ? "equal" : `${shown(differing)} rows differed, ${shown(repaired)} repaired`;
   const nodes = `${neighbours} neighbour${neighbours === 1 ? "" : "s"}`;
   return [
     `compared ${new Date(at).toISOString()} with ${nodes}: ${found}`,

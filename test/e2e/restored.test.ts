@@ -12,7 +12,7 @@ import { valuesOf, Writer } from "./support/writer.ts";
 
 const ROWS = Number(process.env["RESTORE_ROWS"] ?? 2_000);
 /** Of each node, between the backup and the loss, and again after it. */
-const WRITES = Number(process.env["RESTORE_WRITES"] ?? 60);
+const WRITES = Number(process.env["RESTORE_WRITES"] ?? 40);
 const LIMIT_MS = 60_000 + ROWS + WRITES * 40;
 /** Peers are asked often, so that nobody waits for a minute; comparing by itself is on, as it is. */
 const FLAGS = ["--health-ms", "200", "--tables", "items"];
