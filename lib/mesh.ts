@@ -133,6 +133,7 @@ export class Mesh implements Membership {
     const { db } = identity;
     // Repairs are sent by whoever compares, also by this node itself.
     if (db === REPAIR_DB || db === this.#options.store.dbId) return;
+    if (!this.#namesakes.has(db) && this.#namesakes.size >= PEERS_MAX) return;
     this.#namesakes.set(db, this.#options.clock.monotonicMs());
     this.#tellTwins();
   }
