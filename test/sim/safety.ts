@@ -162,7 +162,7 @@ export class Safety {
       const known = theirs.peers.get(node.url);
       if (known === undefined || known.dbId === null || theirs.dbId === undefined) continue;
       const isOther = known.dbId !== file.dbId;
-      const hasLost = known.prev > (file.marks.get(theirs.dbId) ?? 0);
+      const hasLost = !known.isFillAhead && known.prev > (file.marks.get(theirs.dbId) ?? 0);
       const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
       if (isOther || hasLost || isBehind) this.#of(other).owes.add(node);
     }
