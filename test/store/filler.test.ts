@@ -89,6 +89,19 @@ test("who has another file than before wants one from the moment on at which tha
   expect(await file.store.learnPeer({ ...health(DB), url: "http://gone" })).toBeUndefined();
 });
 
+test("a copy's mark for its original is of a change that the original made for everybody", async () => {
+  await using file = await opened();
+  file.write("INSERT INTO notes(id) VALUES('new')");
+  await file.settle();
+  const { dbId, settledThrough: written } = file.store;
+  await file.store.fill(B, "asked for");
+  expect(file.store.settledThrough).toBeGreaterThan(written);
+  await file.close();
+  open(file, "node-copy", [A]);
+  const mark = { batchId: written, hash: file.store.log.hashOf(written)! };
+  expect(file.store.peers.mark(dbId)).toEqual(mark);
+});
+
 test("the original of a copy needs none until something written in the copy has left its log", async () => {
   await using file = await opened([A]);
   const { dbId } = file.store;
