@@ -166,6 +166,21 @@ describe.each([0, 1])("program %p", (which) => {
       [["x", MS]],
     ],
     [
+      "updated_at as a column of other values in every row",
+      "id TEXT PRIMARY KEY, body TEXT UNIQUE, updated_at INTEGER UNIQUE, UNIQUE(updated_at, body)",
+      `('a', 'x', ${MS}), ('b', 'y', 5)`,
+      [
+        ["x", MS],
+        ["y", 5],
+      ],
+    ],
+    [
+      "updated_at as the key",
+      "id TEXT, body, updated_at INTEGER PRIMARY KEY",
+      `('a', 'x', ${MS})`,
+      [["x", MS]],
+    ],
+    [
       "stamps of every kind",
       "id TEXT PRIMARY KEY, body, updated_at INTEGER",
       `('a', 'us', ${MS}000), ('b', 'ns', ${MS}000000), ('c', 'text', '2023-11-14 22:13:20'), ('d', 'ms', ${MS}), ('e', 'null', NULL), ('f', 'real', 1.5), ('g', 'blob', x'00'), ('h', 's', 1700000000.25), ('i', 'least', -9223372036854775808)`,
@@ -254,6 +269,31 @@ describe.each([0, 1])("program %p", (which) => {
         },
       );
     },
+  );
+
+  here(
+    "indexes that keep updated_at unique are ordinary ones, and others stay as they are",
+    (program) =>
+      remedy(
+        program,
+        `CREATE TABLE t(id TEXT PRIMARY KEY, n, updated_at INTEGER, s INTEGER AS (updated_at / 1000));
+       CREATE UNIQUE INDEX one ON t(updated_at DESC) WHERE n > 0; CREATE UNIQUE INDEX /* two */ "t w o" ON t(s);
+       CREATE UNIQUE INDEX pair ON t(n, updated_at); INSERT INTO t(id, n, updated_at) VALUES('a', 1, ${MS})`,
+        "t",
+        ({ reason, all, db }) => {
+          expect(reason).toContain("has to be UNIQUE");
+          db.run(`INSERT INTO t(id, n, updated_at) VALUES('b', 2, ${MS})`);
+          expect(() => db.run(`INSERT INTO t(id, n, updated_at) VALUES('c', 2, ${MS})`)).toThrow();
+          expect(all("SELECT name FROM sqlite_master WHERE type = 'index' AND sql > ''")).toEqual([
+            ["pair"],
+            ["one"],
+            ["t w o"],
+          ]);
+          expect(all("SELECT sql FROM sqlite_master WHERE name = 'one'")).toEqual([
+            ["CREATE INDEX one ON t(updated_at DESC) WHERE n > 0"],
+          ]);
+        },
+      ),
   );
 
   const touches: [string, string][] = [
