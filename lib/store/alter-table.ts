@@ -15,7 +15,7 @@ import {
   triggerState,
   writeKnownTables,
 } from "./catalog.ts";
-import { carryTable, followColumns, followTableRenames } from "./follow-schema.ts";
+import { followColumns, followTableRenames, renameTable } from "./follow-schema.ts";
 import { refuseOtherShapes, setting, wasOurs } from "./migrations.ts";
 import { openDatabase } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
@@ -120,7 +120,7 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
   const name = alteration.renamedTo ?? alteration.table;
   if (!before) return { table: name, isSynced: false };
 
-  if (alteration.renamedTo !== undefined) carryTable(db, before.name, name, settledThrough);
+  if (alteration.renamedTo !== undefined) renameTable(db, before.name, name, settledThrough);
   const { synced, notSynced } = survey(db, readSelection(db) ?? selection);
   const after = synced.get(nameKey(name));
   if (!after) {

@@ -416,8 +416,9 @@ export class Store {
 
   /** Tables and columns may have appeared: what had come for them before is tried and written. */
   #followSurvey(nowMs: number): void {
-    const { synced, notAsked } = this.survey;
-    this.deadLetters.wake(nowMs, [...synced.keys(), ...notAsked.map((table) => table.key)]);
+    const { synced, notAsked, formerNames } = this.survey;
+    const names = [...synced.keys(), ...notAsked.map((table) => table.key), ...formerNames.keys()];
+    this.deadLetters.wake(nowMs, names);
     this.#dueMs = nowMs;
     this.applier.followNewColumns(nowMs);
   }
