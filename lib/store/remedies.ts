@@ -14,7 +14,7 @@ import { nameKey, quoteName, tokenize, triggerParts } from "./sql.ts";
 
 /** Where nanoseconds begin: microseconds reach this in the year 5138. */
 const STAMP_US_MAX = STAMP_MS_MAX * 1_000;
-/** REAL stamps in between are seconds with a fraction (1973 to 5138). */
+/** Stamps in between that are REAL, or digits in a text, are seconds (1973 to 5138). */
 const STAMP_S_MIN = 100_000_000;
 const STAMP_S_MAX = 100_000_000_000;
 
@@ -25,18 +25,24 @@ const FLAG_SQL =
 
 const GUARD = "(SELECT value FROM _meta WHERE key = 'syncing') = 0";
 
+/** 1970 in the milliseconds that SQLite counts days by. */
+const JULIAN_1970_MS = 210_866_760_000_000;
+
 /** Milliseconds out of whatever stands in `column`; NULL where it tells no time. */
 function millisecondsSql(column: string): string {
+  // Compared with a number, a text that is one as a whole counts as it, and any other is above all.
+  const number = `CAST(${column} AS NUMERIC)`;
   return (
-    `CASE WHEN typeof(${column}) = 'text' THEN CAST(strftime('%s', ${column}) AS INTEGER) * 1000` +
-    ` WHEN typeof(${column}) = 'real' AND ${column} BETWEEN ${STAMP_S_MIN} AND ${STAMP_S_MAX}` +
-    ` THEN CAST(${column} * 1000 AS INTEGER)` +
-    ` WHEN typeof(${column}) NOT IN ('integer', 'real') THEN NULL` +
-    ` WHEN ${column} NOT BETWEEN -${STAMP_US_MAX} AND ${STAMP_US_MAX}` +
-    ` THEN CAST(${column} AS INTEGER) / 1000000` +
-    ` WHEN ${column} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}` +
-    ` THEN CAST(${column} AS INTEGER) / 1000` +
-    ` ELSE CAST(${column} AS INTEGER) END`
+    `CASE WHEN typeof(${column}) = 'text' AND ${number} <> ${column}` +
+    ` THEN CAST(round(julianday(${column}) * 86400000) AS INTEGER) - ${JULIAN_1970_MS}` +
+    ` WHEN typeof(${column}) NOT IN ('integer', 'real', 'text') THEN NULL` +
+    ` WHEN typeof(${column}) <> 'integer' AND ${number} BETWEEN ${STAMP_S_MIN} AND ${STAMP_S_MAX}` +
+    ` THEN CAST(round(${number} * 1000) AS INTEGER)` +
+    ` WHEN ${number} NOT BETWEEN -${STAMP_US_MAX} AND ${STAMP_US_MAX}` +
+    ` THEN CAST(${number} AS INTEGER) / 1000000` +
+    ` WHEN ${number} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}` +
+    ` THEN CAST(${number} AS INTEGER) / 1000` +
+    ` ELSE CAST(${number} AS INTEGER) END`
   );
 }
 
