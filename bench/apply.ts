@@ -8,8 +8,9 @@ import { CHANGES_PER_BATCH, makeSyncBodies, SENDER_HEADERS } from "./support/syn
 export const bench: Bench = {
   async run(context) {
     const batches = context.size(20, 6);
-    const bodies = makeSyncBodies(context.dir, "apply", batches);
+    // First, so that their ids lie below: like the plain inserts, fresh rows come in rising order.
     const warm = makeSyncBodies(context.dir, "warm", 3);
+    const bodies = makeSyncBodies(context.dir, "apply", batches);
     const send = async (node: BenchNode, bodyFiles: readonly string[]) => {
       const { perSecond } = await load({
         url: node.url,

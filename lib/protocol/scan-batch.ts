@@ -296,8 +296,10 @@ class Scanner {
     }
     // An escape makes a key longer than what it stands for.
     if (end - start < length + 2 || end - start > 6 * length + 2) return false;
-    const key = body.subarray(start, end);
-    return key.includes(BACKSLASH) && readString(body, start, end) === name;
+    for (let i = start; i < end; i++) {
+      if (body[i] === BACKSLASH) return readString(body, start, end) === name;
+    }
+    return false;
   }
 }
 
