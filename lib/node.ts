@@ -190,6 +190,7 @@ class Node implements RunningNode {
       nodeId: config.id,
       ownUrl: this.url,
       neighbours: () => mesh.status(),
+      isBusy: () => store.queue.isAtWork,
       store,
       log,
       clock,

@@ -25,6 +25,8 @@ export interface VerifierOptions {
   /** Where this node answers itself. */
   readonly ownUrl: string;
   readonly neighbours: () => readonly PeerStatus[];
+  /** Whether rows are being written or received: then reading whole tables would be in the way. */
+  readonly isBusy: () => boolean;
   readonly store: Pick<Store, "dbId" | "keptSetting" | "keepSetting">;
   readonly log: Logger;
   readonly clock: Clock;
@@ -39,6 +41,8 @@ const SOON_MS = 1_000;
 /** Between attempts when neighbours cannot be compared now: from the one to the other. */
 const RETRY_MS = 60_000;
 const RETRY_MS_MAX = 3_600_000;
+/** A node that is always written to is compared all the same. */
+const BUSY_MS_MAX = 60_000;
 /** A change in flight arrives within seconds, or its peer is behind and will be compared later. */
 const WAIT_MS = 60_000;
 const DUE_SETTING = "verify-due";
@@ -58,6 +62,8 @@ export class Verifier {
   #owed: Owed = NOBODY;
   #isOwedRead = false;
   #failures = 0;
+  /** Since when a comparison has waited for a quiet moment. */
+  #waitsSinceMs: number | undefined;
   #report: VerifiedReport | undefined;
 
   constructor(options: VerifierOptions) {
@@ -82,12 +88,15 @@ export class Verifier {
 
   /** Called with every tick of the node. */
   async look(): Promise<void> {
-    const { everyMs, clock } = this.#options;
+    const { everyMs, clock, isBusy } = this.#options;
     if (everyMs === 0 || this.#isRunning || this.#isStopping) return;
     if (!this.#isOwedRead) this.#readOwed();
     this.#dueMs ??= await this.#firstDueMs();
     const isDue = clock.monotonicMs() >= this.#dueMs;
     if (!isDue && !this.#isOwedBack()) return;
+    this.#waitsSinceMs ??= clock.monotonicMs();
+    if (isBusy() && clock.monotonicMs() - this.#waitsSinceMs < BUSY_MS_MAX) return;
+    this.#waitsSinceMs = undefined;
     this.#isRunning = true;
     // A comparison may take minutes; the tick does not wait for it.
     void this.#run().finally(() => {

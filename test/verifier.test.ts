@@ -52,6 +52,7 @@ let other: FakeNode;
 let kept: Map<string, string>;
 let lines: string[];
 let neighbours: PeerStatus[];
+let isBusy: boolean;
 
 beforeEach(() => {
   time = new VirtualTime();
@@ -59,6 +60,7 @@ beforeEach(() => {
   other = new FakeNode("b");
   kept = new Map();
   lines = [];
+  isBusy = false;
   neighbours = [neighbour(other.url, "b")];
 });
 
@@ -86,6 +88,7 @@ function verifier(everyMs = DAY_MS): Verifier {
     nodeId: "a",
     ownUrl: own.url,
     neighbours: () => neighbours,
+    isBusy: () => isBusy,
     store: {
       dbId: "a",
       keptSetting: (key) => kept.get(key),
@@ -251,4 +254,30 @@ test("0: never, whatever happens; and not while the node stops", async () => {
   stopping.stop();
   await pass(stopping, 30);
   expect(other.digests).toBe(0);
+});
+
+test("what is asked for while rows are written waits for a quiet second, but not for ever", async () => {
+  const one = verifier();
+  one.soon();
+  isBusy = true;
+  await time.advance(2_000);
+  await one.look();
+  await settle();
+  expect(own.digests).toBe(0);
+  await time.advance(59_000);
+  await one.look();
+  await settle();
+  expect(own.digests).toBe(0);
+  isBusy = false;
+  await one.look();
+  await until(() => own.digests === 1);
+  await until(() => lines.length === 1);
+  isBusy = true;
+  one.soon();
+  await time.advance(2_000);
+  await one.look();
+  await time.advance(60_000);
+  await one.look();
+  await until(() => own.digests === 2);
+  expect(own.digests).toBe(2);
 });

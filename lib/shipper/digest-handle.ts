@@ -68,7 +68,7 @@ export class DigestHandle {
   }
 
   #start(): Worker {
-    const worker = new Worker(this.#options.workerUrl, { name: "digests" });
+    const worker = new Worker(this.#options.workerUrl, { name: "digests", smol: true });
     worker.onmessage = (event: MessageEvent<FromDigester>) => {
       if (worker === this.#worker) this.#take(event.data);
     };

@@ -80,7 +80,7 @@ class WorkerShipper implements ShipperHandle {
 
   start(): void {
     if (this.#positions.size === 0) return;
-    const worker = new Worker(this.#options.workerUrl, { name: "shipper" });
+    const worker = new Worker(this.#options.workerUrl, { name: "shipper", smol: true });
     this.#worker = worker;
     this.#startedAtMs = this.#clock.monotonicMs();
     worker.onmessage = (event: MessageEvent<FromShipper>) => {

@@ -94,6 +94,7 @@ export class WriteQueue {
   #isApplyDue = false;
   /** When the last local write came. */
   #localMs = Number.NEGATIVE_INFINITY;
+  #receivedMs = Number.NEGATIVE_INFINITY;
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
@@ -110,6 +111,11 @@ export class WriteQueue {
   /** Whether somebody writes here. */
   get isBusy(): boolean {
     return this.#options.clock.monotonicMs() - this.#localMs < BUSY_AFTER_MS;
+  }
+
+  /** Whether somebody writes here, or sends changes. */
+  get isAtWork(): boolean {
+    return this.isBusy || this.#options.clock.monotonicMs() - this.#receivedMs < BUSY_AFTER_MS;
   }
 
   get waiting(): number {
@@ -143,6 +149,11 @@ export class WriteQueue {
       if (patienceMs > 0) this.#options.timers.after(patienceMs, () => this.#schedule());
       else this.#schedule();
     });
+  }
+
+  /** Changes of another node are being written. */
+  noteReceived(): void {
+    this.#receivedMs = this.#options.clock.monotonicMs();
   }
 
   /** Nobody is answered any more: from now on a locked file is not waited for as long. */

@@ -610,6 +610,7 @@ export class Running {
       nodeId,
       ownUrl: options.url,
       neighbours: () => this.#mesh.status(),
+      isBusy: () => store.queue.isAtWork,
       store,
       log,
       clock,
