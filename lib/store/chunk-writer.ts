@@ -20,8 +20,6 @@ export interface ChunkContext {
 
 /** Fewer deletes are not worth statements of their own. */
 const DELETES_MIN = 8;
-/** As many rows are looked up among tombstones and notes at once. */
-const SIFT_ROWS_MIN = 3;
 
 export class ChunkWriter {
   readonly #parts: ApplyParts;
@@ -41,17 +39,14 @@ export class ChunkWriter {
   // ── Rows ────────────────────────────────────────────────────────────────────────────────────
 
   #upsert(run: Run, context: ChunkContext): void {
-    const { at } = run.upserts;
+    if (run.upserts.at.length === 0) return;
     const writer = this.#parts.writerFor(run.table);
-    const upserts = at.length < SIFT_ROWS_MIN ? run.upserts : this.#sift(run, context);
-    let from = 0;
-    for (;;) {
+    const upserts = this.#sift(run, context);
+    for (let from = 0; from < upserts.at.length; ) {
       const rows = writer.chunkSize(upserts.at.length - from);
-      if (rows === 0) break;
       this.#upsertChunk(writer, upserts, from, rows, context);
       from += rows;
     }
-    for (; from < upserts.at.length; from++) context.alone(upserts.at[from]!);
   }
 
   /** Takes out what a tombstone or a note has a say in. */

@@ -12,8 +12,11 @@ import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText, statesConflictClause } from "./sql.ts";
 import { isOddSql, type Stamp, stampOf } from "./versions.ts";
 
-/** Rows per multi-row statement, largest first: more gains nothing, and longer ones cost memory. */
-const CHUNK_ROWS: readonly number[] = [100, 25, 8];
+/**
+ * Rows per statement, largest first: more gains nothing, and longer ones cost memory. One alone has a
+ * statement here, too, since a single change that arrives is what the lag is made of.
+ */
+const CHUNK_ROWS: readonly number[] = [100, 25, 8, 1];
 const VARIABLES_MAX = 32_766;
 /** Shapes of partial rows whose statements are kept; a hostile sender could make any number. */
 const SHAPES_MAX = 64;
@@ -111,9 +114,9 @@ export class TableWriter {
 
   // ── Many rows at once ───────────────────────────────────────────────────────────────────────
 
-  /** How many of `rows` rows one statement takes; 0 where they are too few to be worth it. */
+  /** How many of `rows` rows one statement takes. */
   chunkSize(rows: number): number {
-    return this.#chunkSizes.find((size) => size <= rows) ?? 0;
+    return this.#chunkSizes.find((size) => size <= rows) ?? 1;
   }
 
   /**
