@@ -199,21 +199,19 @@ export function wasOurs(db: Database): boolean {
 /** One value of ours that lives in the file. */
 export function setting(db: Database, key: string): string | number | null {
   const row = db
-    .prepare<{ value: string | number | null }, [string]>(
-      "SELECT value FROM _hooksync WHERE key = ?",
-    )
+    .query<{ value: string | number | null }, [string]>("SELECT value FROM _hooksync WHERE key = ?")
     .get(key);
   return row?.value ?? null;
 }
 
 export function setSetting(db: Database, key: string, value: string | number): void {
-  db.prepare(
+  db.query(
     "INSERT INTO _hooksync(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
   ).run(key, value);
 }
 
 export function dropSetting(db: Database, key: string): void {
-  db.prepare("DELETE FROM _hooksync WHERE key = ?").run(key);
+  db.query("DELETE FROM _hooksync WHERE key = ?").run(key);
 }
 
 /** Tables of ours and of the contract that the file has. */
