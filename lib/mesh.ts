@@ -73,6 +73,7 @@ const JOIN_PAUSE_MS_MAX = 60_000;
 const MANY_ROWS = 1_000_000;
 
 type Moved = Extract<FromShipper, { kind: "moved" }>;
+type ToldMark = Omit<Extract<FromShipper, { kind: "mark-differs" }>, "kind">;
 
 /** Peers added and removed while running, kept in the file beside those of the configuration. */
 interface KeptPeers {
@@ -88,6 +89,7 @@ export class Mesh implements Membership {
   readonly #warnings = new Map<string, string>();
   /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
   readonly #judgedMarks = new Map<string, string>();
+  readonly #judgedDoubts = new Map<string, string>();
   /** When each peer's last fill began, how long the next one waits at least, and whether that is too often. */
   readonly #fills = new Map<string, { atMs: number; pauseMs: number; isRepeated: boolean }>();
   /** Peers whose fill is about to begin. */
@@ -271,6 +273,13 @@ export class Mesh implements Membership {
       case "mark-differs":
         this.#inBackground(this.#onMark(message), message.peer);
         return;
+      case "mark-doubted": {
+        // Below what it acknowledged or not: it says nothing of what this peer has.
+        const { peer, db, mark } = message;
+        const judged = { peer, db, prev: 0, last: mark };
+        this.#inBackground(this.#onMark(judged, this.#judgedDoubts), peer);
+        return;
+      }
       case "status":
         for (const peer of message.peers) this.#inBackground(this.#onStatus(peer), peer.url);
         return;
@@ -420,24 +429,20 @@ export class Mesh implements Membership {
     this.#shipper?.release(url);
   }
 
-  async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
-    const { peer, db, prev, last } = message;
+  async #onMark(told: ToldMark, judged = this.#judgedMarks): Promise<void> {
+    const { peer, db, prev, last } = told;
     const key = `${db} ${prev} ${last.batchId} ${last.hash}`;
-    if (this.#judgedMarks.get(peer) === key) return;
-    this.#judgedMarks.set(peer, key);
+    if (judged.get(peer) === key) return;
+    judged.set(peer, key);
     try {
-      await this.#judgeMark(message);
+      await this.#judgeMark(told);
     } catch (error) {
-      this.#judgedMarks.delete(peer);
+      judged.delete(peer);
       throw error;
     }
   }
 
-  async #judgeMark({
-    peer,
-    prev,
-    last,
-  }: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
+  async #judgeMark({ peer, prev, last }: ToldMark): Promise<void> {
     const { store, log } = this.#options;
     switch (store.judgeMark(prev, last)) {
       case "lost":

@@ -132,6 +132,19 @@ test("what was acknowledged to a file that was restored is nothing to the one it
   expect([second!.peers, third!.peers].map(([one]) => one!.prev)).toEqual([0, 0]);
 });
 
+test("a mark that is doubted shows that this file was restored, and never that the peer lost something", async () => {
+  start();
+  await file.store.needNoFill(A);
+  const { dbId } = file.store;
+  say({ kind: "moved", peer: A, through: 0, ackedBatchId: 5 });
+  say({ kind: "mark-doubted", peer: A, db: DB, mark: { batchId: 0, hash: "0" } });
+  await file.settle();
+  expect([starts.length, fills]).toEqual([1, []]);
+  say({ kind: "mark-doubted", peer: A, db: DB, mark: { batchId: 99, hash: "0" } });
+  await until(() => starts.length === 2);
+  expect(file.store.dbId).not.toBe(dbId);
+});
+
 test("a peer that lost what it had acknowledged is filled, and shipped to as one that has nothing", async () => {
   start();
   await file.store.needNoFill(A);

@@ -79,6 +79,13 @@ export type FromShipper =
       readonly prev: number;
       readonly last: Mark;
     }
+  /** A peer of ours once committed a batch that what it got from this file later does not continue. */
+  | {
+      readonly kind: "mark-doubted";
+      readonly peer: string;
+      readonly db: string;
+      readonly mark: Mark;
+    }
   | {
       readonly kind: "log";
       readonly level: LogLevel;

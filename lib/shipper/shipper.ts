@@ -424,8 +424,11 @@ export class Shipper {
 
   /** The receiver's mark before the batch is what it acknowledged last, or somebody was restored. */
   #compareMark(peer: Peer, identity: Identity | undefined, prev: number): void {
-    if (identity?.last === undefined || identity.last.batchId === prev) return;
-    const { db, last } = identity;
+    if (identity?.last === undefined) return;
+    const { db, last, doubt } = identity;
+    if (doubt !== undefined)
+      this.#options.post({ kind: "mark-doubted", peer: peer.url, db, mark: doubt });
+    if (last.batchId === prev) return;
     this.#options.post({ kind: "mark-differs", peer: peer.url, db, prev, last });
   }
 

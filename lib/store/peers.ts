@@ -4,7 +4,7 @@
  * memory; this is where it starts again.
  */
 import type { Database } from "bun:sqlite";
-import type { Mark } from "../protocol/identity.ts";
+import { formatMark, type Mark, parseMark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
 import { noteFillsGone } from "./filler.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
@@ -42,8 +42,9 @@ const CLEARED_IDS_MAX = 20_000;
 /** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
 const KEPT_IDS_MAX = 500_000;
 
-/** Key of a setting, by db id. */
+/** Keys of settings, by db id. */
 const UNFILLED = "unfilled:";
+const DOUBT = "doubt:";
 
 /** The ends of the log, and what every peer has acknowledged. */
 export interface LogStanding {
@@ -233,5 +234,20 @@ export class Peers {
          WHERE excluded.batch_id >= batch_id`,
       )
       .run(dbId, mark.batchId, mark.hash);
+  }
+
+  /**
+   * A mark that a later batch did not continue, so that its sender may have been restored. It was told in
+   * one reply, which may be lost: it is told until the sender is another file.
+   */
+  doubt(dbId: string): Mark | undefined {
+    const kept = this.#db
+      .query<{ value: string }, [string]>("SELECT value FROM _hooksync WHERE key = ?")
+      .get(`${DOUBT}${dbId}`);
+    return parseMark(kept?.value);
+  }
+
+  keepDoubt(dbId: string, mark: Mark): void {
+    setSetting(this.#db, `${DOUBT}${dbId}`, formatMark(mark));
   }
 }

@@ -239,7 +239,9 @@ export class Store {
   /** Who this file is; to the peer whose file is `askedByDb` also how far that one was committed. */
   identity(askedByDb?: string): Identity {
     if (askedByDb === undefined) return { db: this.dbId };
-    return { db: this.dbId, last: this.peers.mark(askedByDb) };
+    const doubt = this.peers.doubt(askedByDb);
+    const last = this.peers.mark(askedByDb);
+    return { db: this.dbId, last, ...(doubt === undefined ? {} : { doubt }) };
   }
 
   /** DESIGN.md, "Tombstones": what was deleted meanwhile may be forgotten by everyone else. */

@@ -535,6 +535,17 @@ describe("who the peers are", () => {
     expect(of("mark-differs")).toEqual([{ kind: "mark-differs", peer: A, db, prev: 0, last }]);
   });
 
+  test("a mark that is doubted is passed on, also where the last one is as it should be", async () => {
+    const db = "cc00000000000000";
+    const doubt = { batchId: 3, hash: "ff" };
+    const last = { batchId: 40, hash: "0" };
+    network.reply = { identity: { db, last, doubt }, serverTimeMs: undefined };
+    await start([{ url: A, watermark: 0, prev: 40, dbId: db }]);
+    await write();
+    expect(of("mark-doubted")).toEqual([{ kind: "mark-doubted", peer: A, db, mark: doubt }]);
+    expect(of("mark-differs")).toEqual([]);
+  });
+
   test("a proxy's error page does not make a node of ours foreign", async () => {
     network.reply = ours;
     await start();
