@@ -43,6 +43,18 @@ test("one that begins again leaves nothing in the log of the one before", async 
   expect(file.entries()).toEqual([]);
 });
 
+test("what is made for it stays its own after a write that did nothing", async () => {
+  await using file = await opened();
+  file.write(`INSERT INTO notes VALUES('gone', 0, ${T}), ('in the way', 0, ${T})`);
+  file.write("DELETE FROM notes WHERE id = 'gone'");
+  await file.settle();
+  const through = file.store.settledThrough;
+  await file.store.recordMoves([A, B].map((peer) => ({ peer, through })));
+  file.write("INSERT OR IGNORE INTO notes(id) VALUES('in the way')");
+  await file.store.fill(B, "asked for");
+  expect([fillOf(file), file.entries().length]).toEqual([3, 3]);
+});
+
 test("a stamp that no node takes is sent as version 0", async () => {
   await using file = await opened();
   const odd = "('low', 0, -9007199254740992), ('real', 0, 1.5), ('high', 0, 9007199254740992)";
