@@ -494,6 +494,11 @@ export class Mesh implements Membership {
       // The peer's mark stands still until it hears that what it lost is not taken for granted any more.
       await (reason === LOST ? this.#restartShipper(begin) : begin());
       this.#shipper?.release(url);
+    } catch (error) {
+      // The disk is full, or the file locked: one that did not begin is none that the next has to wait for.
+      if (last === undefined) this.#fills.delete(url);
+      else this.#fills.set(url, last);
+      throw error;
     } finally {
       this.#beginning.delete(url);
     }

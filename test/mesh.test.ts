@@ -117,6 +117,20 @@ test("a peer that is heard twice before its fill is noted is filled once", async
   expect([fills, peer().fillWanted]).toEqual([["it is new"], null]);
 });
 
+test("a fill that could not begin is none that the next one waits for", async () => {
+  start();
+  const { db } = file.store;
+  file.write(`INSERT INTO notes VALUES('large', zeroblob(100000), ${T})`);
+  await file.settle();
+  const { page_count } = db.query<{ page_count: number }, []>("PRAGMA page_count").get()!;
+  db.run(`PRAGMA max_page_count = ${page_count}`);
+  expect(await mesh.fill(A).catch((error) => error.code)).toBe("disk-full");
+  db.run("PRAGMA max_page_count = 1000000");
+  say(status());
+  await until(() => peer().isFilling);
+  expect(fills).toEqual(["somebody asked for it", "it is new"]);
+});
+
 test("what was acknowledged to a file that was restored is nothing to the one it becomes", async () => {
   start();
   const { dbId } = file.store;
