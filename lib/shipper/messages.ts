@@ -63,6 +63,8 @@ export type FromShipper =
       readonly through: number;
       /** What the peer is, as far as its answer told. */
       readonly make?: PeerStatus["make"];
+      /** The file that acknowledged, where it is one of ours. */
+      readonly dbId?: string | undefined;
       /** The largest batch id that the peer acknowledged so far, when it just acknowledged one. */
       readonly ackedBatchId?: number;
       readonly refusal?: Refusal;

@@ -253,8 +253,8 @@ export class Shipper {
         // A change may be taken out of turn; the receiver's mark never goes back either.
         peer.ackedBatchId = Math.max(peer.ackedBatchId, effect.batchId);
         const { through } = effect;
-        const { url, make, ackedBatchId } = peer;
-        this.#options.post({ kind: "moved", peer: url, through, make, ackedBatchId });
+        const { url, make, dbId, ackedBatchId } = peer;
+        this.#options.post({ kind: "moved", peer: url, through, make, dbId, ackedBatchId });
         return;
       }
       case "set-aside":

@@ -42,6 +42,9 @@ const CLEARED_IDS_MAX = 20_000;
 /** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
 const KEPT_IDS_MAX = 500_000;
 
+/** Why a peer wants a fill that comes back with another file. */
+export const OTHER_FILE = "its file is another one than before";
+
 /** Keys of settings, by db id. */
 const UNFILLED = "unfilled:";
 const DOUBT = "doubt:";
@@ -172,6 +175,19 @@ export class Peers {
         "UPDATE _peer_state SET last_acked = max(coalesce(last_acked, 0), ?), prev = coalesce(?, prev) WHERE peer_url = ?",
       )
       .run(through, ackedBatchId ?? null, url);
+  }
+
+  /**
+   * Which file acknowledged what was just noted: where it is another one than before, the one before lacks
+   * it, and may be back before anybody asks who is there.
+   */
+  ackedBy(url: string, dbId: string): void {
+    this.#db
+      .query(
+        `UPDATE _peer_state SET db_id = ?2, prev = 0, fill_wanted = coalesce(fill_wanted, ?3)
+         WHERE peer_url = ?1 AND db_id <> ?2`,
+      )
+      .run(url, dbId, OTHER_FILE);
   }
 
   /** Nothing that it acknowledged is relied on any more. */

@@ -521,6 +521,7 @@ describe("who the peers are", () => {
     await write();
     // The first of its own is the second batch: for the first it was told of what was not its.
     expect(network.sent.slice(1).map(({ identity }) => identity.prev)).toEqual([0, 52]);
+    expect(of("moved").map(({ dbId }) => dbId)).toEqual(Array(3).fill("cc00000000000000"));
     expect(of("mark-differs").map(({ db, prev }) => [db, prev])).toEqual([
       ["cc00000000000000", 52],
     ]);

@@ -117,6 +117,24 @@ test("who has another file than before wants one from the moment on at which tha
   expect(await file.store.learnPeer({ ...health(DB), url: "http://gone" })).toBeUndefined();
 });
 
+test("what another file acknowledged meanwhile, the one that comes back lacks", async () => {
+  await using file = await opened();
+  const standing = () =>
+    file.rows("SELECT prev, db_id, fill_wanted FROM _peer_state WHERE peer_url = ?", B)[0];
+  await file.store.learnPeer(health(DB));
+  const move = { peer: B, through: 0, ackedBatchId: 7 };
+  await file.store.recordMoves([{ ...move, dbId: DB }]);
+  expect(standing()).toEqual({ prev: 7, db_id: DB, fill_wanted: null });
+  const dbId = "bb".repeat(16);
+  const fillWanted = "its file is another one than before";
+  // Gone again before anybody asked who it is.
+  await file.store.recordMoves([{ ...move, dbId, ackedBatchId: 9 }]);
+  expect(standing()).toEqual({ prev: 0, db_id: dbId, fill_wanted: fillWanted });
+  expect(await file.store.learnPeer(health(DB))).toEqual({ fillWanted, isFirst: false });
+  await file.store.recordMoves([{ ...move, dbId: file.store.dbId }]);
+  expect(standing()).toMatchObject({ db_id: DB });
+});
+
 test("a copy's mark for its original is of a change that the original made for everybody", async () => {
   await using file = await opened();
   file.write("INSERT INTO notes(id) VALUES('new')");
