@@ -63,6 +63,8 @@ const NAMESAKE_MS = 3_600_000;
 /** As store.ts has it: what leads to a fill unless the peer turns out to know us. */
 const NEW = "it is new";
 const LOST = "it lost what it had acknowledged (a restored backup?)";
+/** Between two comparisons for what a former file sent: two nodes with one --id look like that, too. */
+const LATE_PAUSE_MS = 600_000;
 /** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
 const RESTART_PAUSE_MS = 1_000;
 const FOREIGN_SETTING = "foreign-senders";
@@ -104,6 +106,9 @@ export class Mesh implements Membership {
   #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
   #moves: Moved[] = [];
+  /** A batch came of a file that its node has no more: what was in it is nobody's to send. */
+  #hasLateBatch = false;
+  #lateDoubtMs = Number.NEGATIVE_INFINITY;
   #isPersisting = false;
   #isStopping = false;
   #healthReadMs = 0;
@@ -132,6 +137,7 @@ export class Mesh implements Membership {
   heard(identity: Identity | undefined, nodeId?: string): void {
     if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
     if (identity === undefined && nodeId !== undefined) this.#meetForeign(nodeId);
+    if (this.#isOfFormerFile(identity, nodeId)) this.#hasLateBatch = true;
     if (identity === undefined || nodeId !== this.#options.config.id) return;
     const { db } = identity;
     // Repairs are sent by whoever compares, also by this node itself.
@@ -139,6 +145,15 @@ export class Mesh implements Membership {
     if (!this.#namesakes.has(db) && this.#namesakes.size >= PEERS_MAX) return;
     this.#namesakes.set(db, this.#options.clock.monotonicMs());
     this.#tellTwins();
+  }
+
+  /** Sent, and long on its way, before this node came to have the file that it has now. */
+  #isOfFormerFile(identity: Identity | undefined, nodeId: string | undefined): boolean {
+    if (identity === undefined || nodeId === undefined) return false;
+    if (identity.db === REPAIR_DB) return false;
+    const heard = [...this.#peerHealth.values()].map(({ health }) => health);
+    if (heard.some((peer) => peer.identity?.db === identity.db)) return false;
+    return heard.some((peer) => peer.identity !== undefined && peer.nodeId === nodeId);
   }
 
   /**
@@ -523,6 +538,11 @@ export class Mesh implements Membership {
     }
     if (nowMs - this.#lookedMs < config.healthMs / LOOKS_PER_HEALTH) return;
     this.#lookedMs = nowMs;
+    if (this.#hasLateBatch && nowMs - this.#lateDoubtMs >= LATE_PAUSE_MS) {
+      this.#hasLateBatch = false;
+      this.#lateDoubtMs = nowMs;
+      this.#options.onDoubt();
+    }
     const cutOff = await store.cutLog(config.logBytesMax);
     if (cutOff !== undefined) {
       this.#warnings.set(

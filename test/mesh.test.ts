@@ -3,6 +3,7 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import type { Logger } from "../lib/base/log.ts";
 import { loadConfig } from "../lib/config.ts";
 import { Mesh } from "../lib/mesh.ts";
+import { REPAIR_DB } from "../lib/shipper/comparison.ts";
 import type { ShipperHandleOptions } from "../lib/shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "../lib/shipper/messages.ts";
 import { StoreFile, T } from "./support/open-store.ts";
@@ -167,6 +168,31 @@ test("a peer that lost what it had acknowledged is filled, and shipped to as one
   await until(() => starts.length === 2);
   expect(peer().isFilling).toBe(true);
   expect(starts[1]!.config).toMatchObject({ targeted: true, peers: [{ url: A, prev: 0 }] });
+});
+
+test("what comes late of a file that its node has no more is a reason to compare", async () => {
+  start();
+  const identity = { db: DB };
+  const health = { url: A, identity, nodeId: "a", itemCount: 1, pendingChanges: 0, hub: false };
+  say({ kind: "peer-health", health });
+  await until(() => peer().isFilling);
+  doubts = 0;
+  const look = async () => {
+    file.clock.ms += 60_000;
+    await mesh.look();
+    return doubts;
+  };
+  mesh.heard(identity, "a");
+  mesh.heard({ db: REPAIR_DB }, "a");
+  mesh.heard({ db: "bb".repeat(16) }, "b");
+  expect(await look()).toBe(0);
+  mesh.heard({ db: "bb".repeat(16) }, "a");
+  expect(await look()).toBe(1);
+  // Or it is two nodes of one name: then it is not compared all the time.
+  mesh.heard({ db: "bb".repeat(16) }, "a");
+  expect(await look()).toBe(1);
+  file.clock.ms += 600_000;
+  expect(await look()).toBe(2);
 });
 
 test("a node of another make that ships here for the first time is a reason to compare, once", async () => {
