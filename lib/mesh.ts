@@ -63,6 +63,8 @@ const NAMESAKE_MS = 3_600_000;
 /** As store.ts has it: what leads to a fill unless the peer turns out to know us. */
 const NEW = "it is new";
 const LOST = "it lost what it had acknowledged (a restored backup?)";
+/** Between two comparisons for what a former file sent: two nodes with one --id look like that, too. */
+const LATE_PAUSE_MS = 600_000;
 /** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
 const RESTART_PAUSE_MS = 1_000;
 const FOREIGN_SETTING = "foreign-senders";
@@ -73,6 +75,7 @@ const JOIN_PAUSE_MS_MAX = 60_000;
 const MANY_ROWS = 1_000_000;
 
 type Moved = Extract<FromShipper, { kind: "moved" }>;
+type ToldMark = Omit<Extract<FromShipper, { kind: "mark-differs" }>, "kind">;
 
 /** Peers added and removed while running, kept in the file beside those of the configuration. */
 interface KeptPeers {
@@ -88,6 +91,7 @@ export class Mesh implements Membership {
   readonly #warnings = new Map<string, string>();
   /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
   readonly #judgedMarks = new Map<string, string>();
+  readonly #judgedDoubts = new Map<string, string>();
   /** When each peer's last fill began, how long the next one waits at least, and whether that is too often. */
   readonly #fills = new Map<string, { atMs: number; pauseMs: number; isRepeated: boolean }>();
   /** Peers whose fill is about to begin. */
@@ -102,6 +106,9 @@ export class Mesh implements Membership {
   #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
   #moves: Moved[] = [];
+  /** A batch came of a file that its node has no more: what was in it is nobody's to send. */
+  #hasLateBatch = false;
+  #lateDoubtMs = Number.NEGATIVE_INFINITY;
   #isPersisting = false;
   #isStopping = false;
   #healthReadMs = 0;
@@ -130,6 +137,7 @@ export class Mesh implements Membership {
   heard(identity: Identity | undefined, nodeId?: string): void {
     if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
     if (identity === undefined && nodeId !== undefined) this.#meetForeign(nodeId);
+    if (this.#isOfFormerFile(identity, nodeId)) this.#hasLateBatch = true;
     if (identity === undefined || nodeId !== this.#options.config.id) return;
     const { db } = identity;
     // Repairs are sent by whoever compares, also by this node itself.
@@ -137,6 +145,15 @@ export class Mesh implements Membership {
     if (!this.#namesakes.has(db) && this.#namesakes.size >= PEERS_MAX) return;
     this.#namesakes.set(db, this.#options.clock.monotonicMs());
     this.#tellTwins();
+  }
+
+  /** Sent, and long on its way, before this node came to have the file that it has now. */
+  #isOfFormerFile(identity: Identity | undefined, nodeId: string | undefined): boolean {
+    if (identity === undefined || nodeId === undefined) return false;
+    if (identity.db === REPAIR_DB) return false;
+    const heard = [...this.#peerHealth.values()].map(({ health }) => health);
+    if (heard.some((peer) => peer.identity?.db === identity.db)) return false;
+    return heard.some((peer) => peer.identity !== undefined && peer.nodeId === nodeId);
   }
 
   /**
@@ -271,6 +288,13 @@ export class Mesh implements Membership {
       case "mark-differs":
         this.#inBackground(this.#onMark(message), message.peer);
         return;
+      case "mark-doubted": {
+        // Below what it acknowledged or not: it says nothing of what this peer has.
+        const { peer, db, mark } = message;
+        const judged = { peer, db, prev: 0, last: mark };
+        this.#inBackground(this.#onMark(judged, this.#judgedDoubts), peer);
+        return;
+      }
       case "status":
         for (const peer of message.peers) this.#inBackground(this.#onStatus(peer), peer.url);
         return;
@@ -420,24 +444,20 @@ export class Mesh implements Membership {
     this.#shipper?.release(url);
   }
 
-  async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
-    const { peer, db, prev, last } = message;
+  async #onMark(told: ToldMark, judged = this.#judgedMarks): Promise<void> {
+    const { peer, db, prev, last } = told;
     const key = `${db} ${prev} ${last.batchId} ${last.hash}`;
-    if (this.#judgedMarks.get(peer) === key) return;
-    this.#judgedMarks.set(peer, key);
+    if (judged.get(peer) === key) return;
+    judged.set(peer, key);
     try {
-      await this.#judgeMark(message);
+      await this.#judgeMark(told);
     } catch (error) {
-      this.#judgedMarks.delete(peer);
+      judged.delete(peer);
       throw error;
     }
   }
 
-  async #judgeMark({
-    peer,
-    prev,
-    last,
-  }: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
+  async #judgeMark({ peer, prev, last }: ToldMark): Promise<void> {
     const { store, log } = this.#options;
     switch (store.judgeMark(prev, last)) {
       case "lost":
@@ -489,6 +509,11 @@ export class Mesh implements Membership {
       // The peer's mark stands still until it hears that what it lost is not taken for granted any more.
       await (reason === LOST ? this.#restartShipper(begin) : begin());
       this.#shipper?.release(url);
+    } catch (error) {
+      // The disk is full, or the file locked: one that did not begin is none that the next has to wait for.
+      if (last === undefined) this.#fills.delete(url);
+      else this.#fills.set(url, last);
+      throw error;
     } finally {
       this.#beginning.delete(url);
     }
@@ -513,6 +538,11 @@ export class Mesh implements Membership {
     }
     if (nowMs - this.#lookedMs < config.healthMs / LOOKS_PER_HEALTH) return;
     this.#lookedMs = nowMs;
+    if (this.#hasLateBatch && nowMs - this.#lateDoubtMs >= LATE_PAUSE_MS) {
+      this.#hasLateBatch = false;
+      this.#lateDoubtMs = nowMs;
+      this.#options.onDoubt();
+    }
     const cutOff = await store.cutLog(config.logBytesMax);
     if (cutOff !== undefined) {
       this.#warnings.set(

@@ -3,6 +3,7 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import type { Logger } from "../lib/base/log.ts";
 import { loadConfig } from "../lib/config.ts";
 import { Mesh } from "../lib/mesh.ts";
+import { REPAIR_DB } from "../lib/shipper/comparison.ts";
 import type { ShipperHandleOptions } from "../lib/shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "../lib/shipper/messages.ts";
 import { StoreFile, T } from "./support/open-store.ts";
@@ -117,6 +118,20 @@ test("a peer that is heard twice before its fill is noted is filled once", async
   expect([fills, peer().fillWanted]).toEqual([["it is new"], null]);
 });
 
+test("a fill that could not begin is none that the next one waits for", async () => {
+  start();
+  const { db } = file.store;
+  file.write(`INSERT INTO notes VALUES('large', zeroblob(100000), ${T})`);
+  await file.settle();
+  const { page_count } = db.query<{ page_count: number }, []>("PRAGMA page_count").get()!;
+  db.run(`PRAGMA max_page_count = ${page_count}`);
+  expect(await mesh.fill(A).catch((error) => error.code)).toBe("disk-full");
+  db.run("PRAGMA max_page_count = 1000000");
+  say(status());
+  await until(() => peer().isFilling);
+  expect(fills).toEqual(["somebody asked for it", "it is new"]);
+});
+
 test("what was acknowledged to a file that was restored is nothing to the one it becomes", async () => {
   start();
   const { dbId } = file.store;
@@ -132,6 +147,19 @@ test("what was acknowledged to a file that was restored is nothing to the one it
   expect([second!.peers, third!.peers].map(([one]) => one!.prev)).toEqual([0, 0]);
 });
 
+test("a mark that is doubted shows that this file was restored, and never that the peer lost something", async () => {
+  start();
+  await file.store.needNoFill(A);
+  const { dbId } = file.store;
+  say({ kind: "moved", peer: A, through: 0, ackedBatchId: 5 });
+  say({ kind: "mark-doubted", peer: A, db: DB, mark: { batchId: 0, hash: "0" } });
+  await file.settle();
+  expect([starts.length, fills]).toEqual([1, []]);
+  say({ kind: "mark-doubted", peer: A, db: DB, mark: { batchId: 99, hash: "0" } });
+  await until(() => starts.length === 2);
+  expect(file.store.dbId).not.toBe(dbId);
+});
+
 test("a peer that lost what it had acknowledged is filled, and shipped to as one that has nothing", async () => {
   start();
   await file.store.needNoFill(A);
@@ -140,6 +168,31 @@ test("a peer that lost what it had acknowledged is filled, and shipped to as one
   await until(() => starts.length === 2);
   expect(peer().isFilling).toBe(true);
   expect(starts[1]!.config).toMatchObject({ targeted: true, peers: [{ url: A, prev: 0 }] });
+});
+
+test("what comes late of a file that its node has no more is a reason to compare", async () => {
+  start();
+  const identity = { db: DB };
+  const health = { url: A, identity, nodeId: "a", itemCount: 1, pendingChanges: 0, hub: false };
+  say({ kind: "peer-health", health });
+  await until(() => peer().isFilling);
+  doubts = 0;
+  const look = async () => {
+    file.clock.ms += 60_000;
+    await mesh.look();
+    return doubts;
+  };
+  mesh.heard(identity, "a");
+  mesh.heard({ db: REPAIR_DB }, "a");
+  mesh.heard({ db: "bb".repeat(16) }, "b");
+  expect(await look()).toBe(0);
+  mesh.heard({ db: "bb".repeat(16) }, "a");
+  expect(await look()).toBe(1);
+  // Or it is two nodes of one name: then it is not compared all the time.
+  mesh.heard({ db: "bb".repeat(16) }, "a");
+  expect(await look()).toBe(1);
+  file.clock.ms += 600_000;
+  expect(await look()).toBe(2);
 });
 
 test("a node of another make that ships here for the first time is a reason to compare, once", async () => {

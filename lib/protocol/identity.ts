@@ -22,6 +22,8 @@ export interface Identity {
   readonly rest?: number;
   /** In a reply: the mark as it was before the batch. */
   readonly last?: Mark;
+  /** In a reply: an earlier mark that what came after it does not continue. */
+  readonly doubt?: Mark;
   /** In /health: random for each start, which tells two processes with copies of one file apart. */
   readonly run?: string;
 }
@@ -31,7 +33,8 @@ export function formatIdentity(identity: Identity): string {
   let text = `v=1; db=${identity.db}`;
   if (identity.prev !== undefined) text += `; prev=${identity.prev}`;
   if (identity.rest !== undefined) text += `; rest=${identity.rest}`;
-  if (identity.last !== undefined) text += `; last=${identity.last.batchId}.${identity.last.hash}`;
+  if (identity.last !== undefined) text += `; last=${formatMark(identity.last)}`;
+  if (identity.doubt !== undefined) text += `; doubt=${formatMark(identity.doubt)}`;
   if (identity.run !== undefined) text += `; run=${identity.run}`;
   return text;
 }
@@ -50,7 +53,8 @@ export function parseIdentity(header: string | null | undefined): Identity | und
   }
   const db = members.get("db");
   if (members.get("v") !== "1" || db === undefined || !DB_PATTERN.test(db)) return undefined;
-  const mark = MARK_PATTERN.exec(members.get("last") ?? "");
+  const last = parseMark(members.get("last"));
+  const doubt = parseMark(members.get("doubt"));
   const prev = readCount(members.get("prev"));
   const rest = readCount(members.get("rest"));
   const run = members.get("run");
@@ -58,9 +62,21 @@ export function parseIdentity(header: string | null | undefined): Identity | und
     db,
     ...(prev === undefined ? {} : { prev }),
     ...(rest === undefined ? {} : { rest }),
-    ...(mark ? { last: { batchId: Number(mark[1]), hash: mark[2]! } } : {}),
+    ...(last ? { last } : {}),
+    ...(doubt ? { doubt } : {}),
     ...(run !== undefined && RUN_PATTERN.test(run) ? { run } : {}),
   };
+}
+
+/** As `last=` has it: batch id and hash. */
+export function formatMark({ batchId, hash }: Mark): string {
+  return `${batchId}.${hash}`;
+}
+
+/** Undefined where it is missing or makes no sense. */
+export function parseMark(text: string | undefined): Mark | undefined {
+  const mark = MARK_PATTERN.exec(text ?? "");
+  return mark ? { batchId: Number(mark[1]), hash: mark[2]! } : undefined;
 }
 
 function readCount(text: string | undefined): number | undefined {

@@ -63,6 +63,8 @@ export type FromShipper =
       readonly through: number;
       /** What the peer is, as far as its answer told. */
       readonly make?: PeerStatus["make"];
+      /** The file that acknowledged, where it is one of ours. */
+      readonly dbId?: string | undefined;
       /** The largest batch id that the peer acknowledged so far, when it just acknowledged one. */
       readonly ackedBatchId?: number;
       readonly refusal?: Refusal;
@@ -78,6 +80,13 @@ export type FromShipper =
       /** The last batch id acknowledged when the request was sent. */
       readonly prev: number;
       readonly last: Mark;
+    }
+  /** A peer of ours once committed a batch that what it got from this file later does not continue. */
+  | {
+      readonly kind: "mark-doubted";
+      readonly peer: string;
+      readonly db: string;
+      readonly mark: Mark;
     }
   | {
       readonly kind: "log";

@@ -253,8 +253,8 @@ export class Shipper {
         // A change may be taken out of turn; the receiver's mark never goes back either.
         peer.ackedBatchId = Math.max(peer.ackedBatchId, effect.batchId);
         const { through } = effect;
-        const { url, make, ackedBatchId } = peer;
-        this.#options.post({ kind: "moved", peer: url, through, make, ackedBatchId });
+        const { url, make, dbId, ackedBatchId } = peer;
+        this.#options.post({ kind: "moved", peer: url, through, make, dbId, ackedBatchId });
         return;
       }
       case "set-aside":
@@ -424,8 +424,11 @@ export class Shipper {
 
   /** The receiver's mark before the batch is what it acknowledged last, or somebody was restored. */
   #compareMark(peer: Peer, identity: Identity | undefined, prev: number): void {
-    if (identity?.last === undefined || identity.last.batchId === prev) return;
-    const { db, last } = identity;
+    if (identity?.last === undefined) return;
+    const { db, last, doubt } = identity;
+    if (doubt !== undefined)
+      this.#options.post({ kind: "mark-doubted", peer: peer.url, db, mark: doubt });
+    if (last.batchId === prev) return;
     this.#options.post({ kind: "mark-differs", peer: peer.url, db, prev, last });
   }
 

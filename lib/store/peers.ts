@@ -4,7 +4,7 @@
  * memory; this is where it starts again.
  */
 import type { Database } from "bun:sqlite";
-import type { Mark } from "../protocol/identity.ts";
+import { formatMark, type Mark, parseMark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
 import { noteFillsGone } from "./filler.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
@@ -42,8 +42,12 @@ const CLEARED_IDS_MAX = 20_000;
 /** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
 const KEPT_IDS_MAX = 500_000;
 
-/** Key of a setting, by db id. */
+/** Why a peer wants a fill that comes back with another file. */
+export const OTHER_FILE = "its file is another one than before";
+
+/** Keys of settings, by db id. */
 const UNFILLED = "unfilled:";
+const DOUBT = "doubt:";
 
 /** The ends of the log, and what every peer has acknowledged. */
 export interface LogStanding {
@@ -173,6 +177,19 @@ export class Peers {
       .run(through, ackedBatchId ?? null, url);
   }
 
+  /**
+   * Which file acknowledged what was just noted: where it is another one than before, the one before lacks
+   * it, and may be back before anybody asks who is there.
+   */
+  ackedBy(url: string, dbId: string): void {
+    this.#db
+      .query(
+        `UPDATE _peer_state SET db_id = ?2, prev = 0, fill_wanted = coalesce(fill_wanted, ?3)
+         WHERE peer_url = ?1 AND db_id <> ?2`,
+      )
+      .run(url, dbId, OTHER_FILE);
+  }
+
   /** Nothing that it acknowledged is relied on any more. */
   startOver(url: string): void {
     this.#db.query("UPDATE _peer_state SET prev = 0 WHERE peer_url = ?").run(url);
@@ -233,5 +250,20 @@ export class Peers {
          WHERE excluded.batch_id >= batch_id`,
       )
       .run(dbId, mark.batchId, mark.hash);
+  }
+
+  /**
+   * A mark that a later batch did not continue, so that its sender may have been restored. It was told in
+   * one reply, which may be lost: it is told until the sender is another file.
+   */
+  doubt(dbId: string): Mark | undefined {
+    const kept = this.#db
+      .query<{ value: string }, [string]>("SELECT value FROM _hooksync WHERE key = ?")
+      .get(`${DOUBT}${dbId}`);
+    return parseMark(kept?.value);
+  }
+
+  keepDoubt(dbId: string, mark: Mark): void {
+    setSetting(this.#db, `${DOUBT}${dbId}`, formatMark(mark));
   }
 }

@@ -87,7 +87,7 @@ export class Receiver {
     const sender = this.#sender(request, batch);
     const guilty = new Guilty();
     let applied = 0;
-    let before: Mark | undefined;
+    let marks: Pick<Identity, "last" | "doubt"> = {};
     let at = 0;
     do {
       const from = at;
@@ -98,7 +98,7 @@ export class Receiver {
           const to = this.#applyPart(batch, from, sender, guilty, transaction, tally);
           if (to === batch.changes.length) {
             this.#store.applier.retryParked(transaction.nowMs, tally, guilty);
-            before = this.#mark(request, batch);
+            marks = this.#mark(request, batch);
           }
           transaction.logged(tally.logged);
           return { tally, to };
@@ -112,7 +112,7 @@ export class Receiver {
     return {
       applied,
       ack: batch.batchId,
-      identity: { db: this.#store.dbId, ...(before === undefined ? {} : { last: before }) },
+      identity: { db: this.#store.dbId, ...marks },
     };
   }
 
@@ -137,19 +137,22 @@ export class Receiver {
     return to;
   }
 
-  /** Returns the mark as it was. */
-  #mark(request: SyncRequest, batch: ReceivedBatch): Mark | undefined {
-    if (request.identity === undefined) return undefined;
+  /** Returns the mark as it was, and one that the sender must know of besides. */
+  #mark(request: SyncRequest, batch: ReceivedBatch): Pick<Identity, "last" | "doubt"> {
+    if (request.identity === undefined) return {};
     const { db, prev = 0 } = request.identity;
-    const before = this.#store.peers.mark(db);
+    const { peers } = this.#store;
+    const before = peers.mark(db);
     const last = batch.changes.at(-1);
     // This file lost what its sender takes for granted. The mark stays below that, whatever comes late or
     // twice, until the sender has seen it and starts over.
     const isLost = prev > before.batchId;
     if (last !== undefined && !isLost) {
-      this.#store.peers.setMark(db, { batchId: batch.batchId, hash: hashOf(last) });
+      if (isDoubtful(before, request.identity, batch)) peers.keepDoubt(db, before);
+      peers.setMark(db, { batchId: batch.batchId, hash: hashOf(last) });
     }
-    return before;
+    const doubt = peers.doubt(db);
+    return { last: before, ...(doubt === undefined ? {} : { doubt }) };
   }
 
   /** Whether it can be applied at all, be it too early now. */
@@ -190,6 +193,16 @@ function parse(body: Uint8Array): ReceivedBatch {
     if (error instanceof BatchError) throw new RequestError(400, error.message);
     throw error;
   }
+}
+
+/**
+ * Whether the sender, who does not know that this mark's batch was acknowledged, goes past it with a batch
+ * that lacks the mark's change. Mostly it has gone on for good reasons, which its log tells; or it is a
+ * restored one that gives out the same numbers again, and this mark is all that ever shows it.
+ */
+function isDoubtful(mark: Mark, { prev }: Identity, { batchId, changes }: ReceivedBatch): boolean {
+  if (prev === undefined || prev >= mark.batchId || batchId < mark.batchId) return false;
+  return changes.findLast((change) => hashOf(change) === mark.hash) === undefined;
 }
 
 /** The hash of a batch's last change, for the mark. */

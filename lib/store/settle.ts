@@ -280,7 +280,8 @@ export class Settler {
     if (hasNotes) this.#db.run("DELETE FROM _hooksync_noted");
     if (isIrregular) this.#putDeletesFirst(from);
     this.#db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");
-    const settled = Math.max(this.#newest.get()!.id ?? 0, through);
+    // Not back: with notes alone, and all entries gone, there is no newest one.
+    const settled = Math.max(this.#newest.get()!.id ?? 0, this.#settledThrough);
     this.#keepNumbers(settled);
     this.#moveTo(settled);
   }

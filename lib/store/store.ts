@@ -29,7 +29,7 @@ import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { knownEmptied, noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { beOpening, doneOpening, fileMark, openDatabase, openError, setJournal } from "./open.ts";
-import { Peers } from "./peers.ts";
+import { OTHER_FILE, Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
@@ -78,6 +78,7 @@ export interface Move {
   readonly through: number;
   /** Foreign ones turn healing on. */
   readonly make?: "ours" | "foreign" | undefined;
+  readonly dbId?: string | undefined;
   readonly ackedBatchId?: number;
   readonly refusal?: {
     readonly changeIds: readonly number[];
@@ -239,7 +240,9 @@ export class Store {
   /** Who this file is; to the peer whose file is `askedByDb` also how far that one was committed. */
   identity(askedByDb?: string): Identity {
     if (askedByDb === undefined) return { db: this.dbId };
-    return { db: this.dbId, last: this.peers.mark(askedByDb) };
+    const doubt = this.peers.doubt(askedByDb);
+    const last = this.peers.mark(askedByDb);
+    return { db: this.dbId, last, ...(doubt === undefined ? {} : { doubt }) };
   }
 
   /** DESIGN.md, "Tombstones": what was deleted meanwhile may be forgotten by everyone else. */
@@ -584,9 +587,10 @@ export class Store {
     await this.queue.run(
       "apply",
       (transaction) => {
-        for (const { peer, through, ackedBatchId, refusal } of moves) {
+        for (const { peer, through, dbId, ackedBatchId, refusal } of moves) {
           if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
           this.peers.move(peer, through, ackedBatchId);
+          if (dbId !== undefined && dbId !== this.dbId) this.peers.ackedBy(peer, dbId);
         }
         // Before what it got leaves the log, and nobody knows any more that it got it from here.
         if (moves.some(({ make }) => make === "foreign")) this.healing.activate(transaction.nowMs);
@@ -760,8 +764,7 @@ export class Store {
       const { identity } = health;
       const isOther =
         identity && identity.db !== this.dbId && (before?.dbId ?? identity.db) !== identity.db;
-      if (isOther && before!.fillWanted === null)
-        this.peers.wantFill(health.url, "its file is another one than before");
+      if (isOther && before!.fillWanted === null) this.peers.wantFill(health.url, OTHER_FILE);
       if (before === undefined) return undefined;
       const isFirst = before.dbId === null && identity !== undefined;
       return { fillWanted: find()?.fillWanted ?? null, isFirst };

@@ -9,6 +9,10 @@ describe("the header of our own nodes", () => {
     [{ db: DB, prev: 41, rest: 0 }, `v=1; db=${DB}; prev=41; rest=0`],
     [{ db: DB, last: { batchId: 41, hash: "9c0d" } }, `v=1; db=${DB}; last=41.9c0d`],
     [
+      { db: DB, last: { batchId: 5, hash: "0" }, doubt: { batchId: 41, hash: "9c0d" } },
+      `v=1; db=${DB}; last=5.0; doubt=41.9c0d`,
+    ],
+    [
       { db: DB, prev: 0, rest: 9_007_199_254_740_991, last: { batchId: 0, hash: "0" } },
       `v=1; db=${DB}; prev=0; rest=9007199254740991; last=0.0`,
     ],
@@ -51,6 +55,7 @@ describe("the header of our own nodes", () => {
     ["last=x.9c"],
     ["last=5.XYZ"],
     ["rest="],
+    ["doubt=5"],
   ])("a member that makes no sense counts as missing: %s", (part) => {
     expect(parseIdentity(`v=1; db=${DB}; ${part}`)).toEqual({ db: DB });
   });

@@ -521,6 +521,7 @@ describe("who the peers are", () => {
     await write();
     // The first of its own is the second batch: for the first it was told of what was not its.
     expect(network.sent.slice(1).map(({ identity }) => identity.prev)).toEqual([0, 52]);
+    expect(of("moved").map(({ dbId }) => dbId)).toEqual(Array(3).fill("cc00000000000000"));
     expect(of("mark-differs").map(({ db, prev }) => [db, prev])).toEqual([
       ["cc00000000000000", 52],
     ]);
@@ -533,6 +534,17 @@ describe("who the peers are", () => {
     await start([{ url: A, watermark: 0, prev: 40, dbId: "bb00000000000000" }]);
     await write();
     expect(of("mark-differs")).toEqual([{ kind: "mark-differs", peer: A, db, prev: 0, last }]);
+  });
+
+  test("a mark that is doubted is passed on, also where the last one is as it should be", async () => {
+    const db = "cc00000000000000";
+    const doubt = { batchId: 3, hash: "ff" };
+    const last = { batchId: 40, hash: "0" };
+    network.reply = { identity: { db, last, doubt }, serverTimeMs: undefined };
+    await start([{ url: A, watermark: 0, prev: 40, dbId: db }]);
+    await write();
+    expect(of("mark-doubted")).toEqual([{ kind: "mark-doubted", peer: A, db, mark: doubt }]);
+    expect(of("mark-differs")).toEqual([]);
   });
 
   test("a proxy's error page does not make a node of ours foreign", async () => {

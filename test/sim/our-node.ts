@@ -475,7 +475,7 @@ export class OurNode implements Machine {
       status: 200,
       text: JSON.stringify({
         ok: true,
-        node_id: this.url,
+        node_id: new URL(this.url).hostname,
         item_count: 1,
         pending_changes: running.store.log.pending(),
         last_change_id: running.store.settledThrough,
@@ -618,7 +618,9 @@ export class Running {
       random,
       call: (call) => options.network.call(options.url, call),
     });
-    this.#receiver = new Receiver(this.store, (identity) => this.#mesh.heard(identity));
+    this.#receiver = new Receiver(this.store, (identity, nodeId) =>
+      this.#mesh.heard(identity, nodeId),
+    );
     this.#mesh.start();
     this.store.db.run("PRAGMA busy_timeout = 0");
     clock.onRead = before;

@@ -14,6 +14,7 @@
  *       the two of them had acknowledged. Comparing would bring the rows, too, but later.
  */
 import type { Database } from "bun:sqlite";
+import { parseIdentity } from "../../lib/protocol/identity.ts";
 import type { Move } from "../../lib/store/store.ts";
 import type { Network, WireRequest } from "./network.ts";
 import type { AnsweredRow, OurNode, Running } from "./our-node.ts";
@@ -35,8 +36,8 @@ interface NodeRecord {
   writtenMs: number;
   /** X7: it came back with another file than peers had known it by. */
   hasOtherFile: boolean;
-  /** X8: whom it has to fill, and whether only that one's own log can tell. */
-  readonly owes: Map<OurNode, "by its log" | "by what is known">;
+  /** X8: whom it has to fill, and what that can be told by. */
+  readonly owes: Map<OurNode, Owed>;
   /** When it said last that it fills these. */
   readonly fillsMs: Map<OurNode, number>;
   /** A whole table was announced; what is in the log then says nothing. */
@@ -49,6 +50,15 @@ export interface Before {
   readonly contents: ReadonlyMap<string, string>;
   readonly newest: number;
   readonly tables: ReadonlySet<string>;
+}
+
+interface Owed {
+  /** Its file is known by another name. */
+  readonly isOther: boolean;
+  /** It lost what it had acknowledged; how far it has, by batches that went on from there, come again. */
+  lost: { readonly ofDb: string; through: number } | undefined;
+  /** Its own log shows it that it lost what it had sent. */
+  isBehind: boolean;
 }
 
 interface SafetyOptions {
@@ -173,11 +183,41 @@ export class Safety {
       const isBeginning = known.isFillAhead || this.#options.world.nowMs - saidMs < BEGINS_MS_MAX;
       const hasLost = !isBeginning && known.prev > (file.marks.get(theirs.dbId) ?? 0);
       const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
-      if (isOther || hasLost) this.#of(other).owes.set(node, "by what is known");
-      else if (isBehind) this.#of(other).owes.set(node, "by its log");
+      if (!isOther && !hasLost && !isBehind) continue;
+      const through = file.marks.get(theirs.dbId) ?? 0;
+      const lost = hasLost ? { ofDb: theirs.dbId, through } : undefined;
+      this.#of(other).owes.set(node, { isOther, lost, isBehind });
+      const why = JSON.stringify({ isOther, lost, isBehind, prev: known.prev });
+      this.#options.world.trace(`${other.url} must fill ${node.url}: ${why}`);
     }
     // It remembers nothing of what it owed.
     this.#of(node).owes.clear();
+  }
+
+  /** What this node is owed may have become less. */
+  #forgive(node: OurNode, change: (owed: Owed, by: OurNode) => void): void {
+    for (const [by, { owes }] of this.#records) {
+      const owed = owes.get(node);
+      if (owed === undefined) continue;
+      change(owed, by);
+      if (!owed.isOther && owed.lost === undefined && !owed.isBehind) owes.delete(node);
+    }
+  }
+
+  /**
+   * Batches that went on from what this node still has may have brought it, late, all that it had lost, before
+   * anybody noticed: then nobody can tell any more, and nobody need.
+   */
+  #gotAgain(node: OurNode, request: WireRequest): void {
+    const { db, prev = 0 } = parseIdentity(request.identity) ?? {};
+    const { batch_id: batchId } = readBatch(request);
+    this.#forgive(node, (owed, by) => {
+      const { lost } = owed;
+      if (lost?.ofDb !== db || lost === undefined || prev > lost.through) return;
+      lost.through = Math.max(lost.through, batchId);
+      const known = by.readStanding().peers.get(node.url)?.prev ?? 0;
+      if (lost.through >= known) owed.lost = undefined;
+    });
   }
 
   /** X8, in the end. */
@@ -194,9 +234,9 @@ export class Safety {
       this.#of(node).fillsMs.set(peer, this.#options.world.nowMs);
     }
     // The entries of a fill take the places of those that a restored log lost: nobody can tell any more.
-    for (const { owes } of this.#records.values()) {
-      if (owes.get(node) === "by its log") owes.delete(node);
-    }
+    this.#forgive(node, (owed) => {
+      owed.isBehind = false;
+    });
     if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
     this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
   }
@@ -229,6 +269,7 @@ export class Safety {
   acknowledged(node: OurNode, request: WireRequest): void {
     const { db } = node.running!.store;
     const { written, hasAnnounced } = this.#of(node);
+    this.#gotAgain(node, request);
     for (const { op, table, id, version } of changesOf(request)) {
       if (id === undefined) continue;
       const key = `${table}/${id}`;
@@ -457,18 +498,24 @@ interface Claimed {
   readonly version: number | undefined;
 }
 
+interface Body {
+  readonly batch_id: number;
+  readonly changes:
+    | {
+        op: string;
+        table: string;
+        row: { id?: string; updated_at?: number | null } | null;
+        old_id: string | null;
+      }[]
+    | null;
+}
+
+function readBatch(request: WireRequest): Body {
+  return JSON.parse(new TextDecoder().decode(request.body)) as Body;
+}
+
 function changesOf(request: WireRequest): Claimed[] {
-  const batch = JSON.parse(new TextDecoder().decode(request.body)) as {
-    changes:
-      | {
-          op: string;
-          table: string;
-          row: { id?: string; updated_at?: number | null } | null;
-          old_id: string | null;
-        }[]
-      | null;
-  };
-  return (batch.changes ?? []).map(({ op, table, row, old_id: oldId }) => ({
+  return (readBatch(request).changes ?? []).map(({ op, table, row, old_id: oldId }) => ({
     op,
     table,
     id: op === "DELETE" ? (oldId ?? undefined) : row?.id,

@@ -43,6 +43,18 @@ test("one that begins again leaves nothing in the log of the one before", async 
   expect(file.entries()).toEqual([]);
 });
 
+test("what is made for it stays its own after a write that did nothing", async () => {
+  await using file = await opened();
+  file.write(`INSERT INTO notes VALUES('gone', 0, ${T}), ('in the way', 0, ${T})`);
+  file.write("DELETE FROM notes WHERE id = 'gone'");
+  await file.settle();
+  const through = file.store.settledThrough;
+  await file.store.recordMoves([A, B].map((peer) => ({ peer, through })));
+  file.write("INSERT OR IGNORE INTO notes(id) VALUES('in the way')");
+  await file.store.fill(B, "asked for");
+  expect([fillOf(file), file.entries().length]).toEqual([3, 3]);
+});
+
 test("a stamp that no node takes is sent as version 0", async () => {
   await using file = await opened();
   const odd = "('low', 0, -9007199254740992), ('real', 0, 1.5), ('high', 0, 9007199254740992)";
@@ -103,6 +115,24 @@ test("who has another file than before wants one from the moment on at which tha
   open(file);
   expect(file.store.peers.rows().find(({ url }) => url === B)).toMatchObject({ fillWanted });
   expect(await file.store.learnPeer({ ...health(DB), url: "http://gone" })).toBeUndefined();
+});
+
+test("what another file acknowledged meanwhile, the one that comes back lacks", async () => {
+  await using file = await opened();
+  const standing = () =>
+    file.rows("SELECT prev, db_id, fill_wanted FROM _peer_state WHERE peer_url = ?", B)[0];
+  await file.store.learnPeer(health(DB));
+  const move = { peer: B, through: 0, ackedBatchId: 7 };
+  await file.store.recordMoves([{ ...move, dbId: DB }]);
+  expect(standing()).toEqual({ prev: 7, db_id: DB, fill_wanted: null });
+  const dbId = "bb".repeat(16);
+  const fillWanted = "its file is another one than before";
+  // Gone again before anybody asked who it is.
+  await file.store.recordMoves([{ ...move, dbId, ackedBatchId: 9 }]);
+  expect(standing()).toEqual({ prev: 0, db_id: dbId, fill_wanted: fillWanted });
+  expect(await file.store.learnPeer(health(DB))).toEqual({ fillWanted, isFirst: false });
+  await file.store.recordMoves([{ ...move, dbId: file.store.dbId }]);
+  expect(standing()).toMatchObject({ db_id: DB });
 });
 
 test("a copy's mark for its original is of a change that the original made for everybody", async () => {

@@ -134,6 +134,42 @@ describe("marks", () => {
     await node.close();
   });
 
+  test("one that its sender goes past without its change is told until the sender is another file", async () => {
+    const node = new TestNode();
+    const send = async (batchId: number, prev: number, ids: string) =>
+      (
+        await node.post(
+          body(
+            batchId,
+            ids.split("").map((id) => insert(id)),
+          ),
+          {
+            identity: { ...OURS, prev },
+          },
+        )
+      ).identity.doubt;
+    const of = async (batchId: number, id: string) => ({ batchId, hash: await hashOf(insert(id)) });
+    // It heard of none of this, and sends it again with what it wrote meanwhile.
+    expect(await send(1, 0, "a")).toBeUndefined();
+    expect(await send(1, 0, "a")).toBeUndefined();
+    expect(await send(2, 0, "ab")).toBeUndefined();
+    expect(await send(3, 2, "c")).toBeUndefined();
+    // What comes late says nothing.
+    expect(await send(1, 0, "a")).toBeUndefined();
+    // A restored one: the same number, another change.
+    expect(await send(3, 2, "d")).toEqual(await of(3, "c"));
+    expect(await send(4, 2, "de")).toEqual(await of(3, "c"));
+    expect(await send(5, 4, "f")).toEqual(await of(3, "c"));
+    // And once more, with more than was known of it.
+    expect(await send(9, 2, "gh")).toEqual(await of(5, "f"));
+    expect(node.store.identity(OURS.db).doubt).toEqual(await of(5, "f"));
+    expect(node.store.identity("aaaaaaaaaaaaaaaa").doubt).toBeUndefined();
+    await node.close();
+    const again = new TestNode({ path: node.path });
+    expect(again.store.identity(OURS.db).doubt).toEqual(await of(5, "f"));
+    await again.close();
+  });
+
   test("each file has its own, over restarts; a foreign sender has none", async () => {
     const first = new TestNode();
     await first.sync([insert("a")], { batchId: 7 });

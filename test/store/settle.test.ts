@@ -191,6 +191,18 @@ test("what is in the way of INSERT OR IGNORE is not touched", async () => {
   expect(file.rows("SELECT * FROM _hooksync_noted")).toEqual([]);
 });
 
+test("nor does it take the position back where the log is empty", async () => {
+  await using file = await opened();
+  file.write(`INSERT INTO notes(id, mail, updated_at) VALUES('a', 'm', ${T})`);
+  await file.settle();
+  const { settledThrough } = file.store;
+  // All peers have it: pruned.
+  await file.store.queue.run("apply", () => file.store.db.run("DELETE FROM _changes"));
+  file.write("INSERT OR IGNORE INTO notes(id, mail) VALUES('b', 'm')");
+  await file.settle();
+  expect(file.store.settledThrough).toBe(settledThrough);
+});
+
 test("ids that are no valid UTF-8 are settled like others, and no other row with them", async () => {
   await using file = await opened();
   file.write(
