@@ -27,6 +27,7 @@ import { REPAIR_DB } from "./shipper/comparison.ts";
 import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { callNode, complaint } from "./shipper/node-client.ts";
+import { NEW_PEER } from "./store/peers.ts";
 import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
 import type { Store } from "./store/store.ts";
 
@@ -60,8 +61,6 @@ const FILL_PAUSE_MS = 5_000;
 const FILL_PAUSE_MS_MAX = 3_600_000;
 /** A node that shipped here under this node's --id is spoken of for so long. */
 const NAMESAKE_MS = 3_600_000;
-/** As store.ts has it: what leads to a fill unless the peer turns out to know us. */
-const NEW = "it is new";
 const LOST = "it lost what it had acknowledged (a restored backup?)";
 /** Between two comparisons for what a former file sent: two nodes with one --id look like that, too. */
 const LATE_PAUSE_MS = 600_000;
@@ -203,7 +202,7 @@ export class Mesh implements Membership {
 
   #startShipper(peers: ReturnType<Store["configurePeers"]>["starts"]): void {
     const { config, store, path, workerUrl, clock, random, timers } = this.#options;
-    const undecided = store.peers.rows().filter(({ fillWanted }) => fillWanted === NEW);
+    const undecided = store.peers.rows().filter(({ fillWanted }) => fillWanted === NEW_PEER);
     const held = new Set(undecided.map(({ url }) => url));
     const start = this.#options.startShipper ?? startShipper;
     this.#shipper = start({
@@ -356,7 +355,7 @@ export class Mesh implements Membership {
       const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
       const isUnfilled = identity !== undefined && store.peers.isUnfilled(identity.db);
       const hasAll = !isUnfilled && (isOriginal || (last > 0 && last >= store.prunedThrough));
-      const knowsUs = hasAll && fillWanted === NEW;
+      const knowsUs = hasAll && fillWanted === NEW_PEER;
       if (knowsUs) {
         await store.needNoFill(health.url);
         this.#shipper?.release(health.url);
@@ -436,7 +435,7 @@ export class Mesh implements Membership {
   async #fillOrSpare(url: string, reason: string): Promise<void> {
     const { store } = this.#options;
     const hasAll = this.#joinedEmpty.has(url) && store.prunedThrough === 0;
-    if (reason !== NEW || !hasAll) {
+    if (reason !== NEW_PEER || !hasAll) {
       await this.#fill(url, reason);
       return;
     }
@@ -490,7 +489,7 @@ export class Mesh implements Membership {
         last.isRepeated = true;
         log.warn(tooManyFills(url));
       }
-      await store.wantFill(url, reason === NEW ? "it is new once more" : reason);
+      await store.wantFill(url, reason === NEW_PEER ? "it is new once more" : reason);
       this.#shipper?.release(url);
       return;
     }

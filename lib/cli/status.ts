@@ -103,7 +103,7 @@ export function statusText(node: string, health: Health): string {
 function letterLines({ dead_letter, parked = 0 }: Health): string[] {
   if (dead_letter === 0) return [];
   return [
-    `kept     ${shown(dead_letter)} dead letters, ${shown(parked)} of them received: see the table _dead_letter`,
+    `kept     ${shown(dead_letter)} dead ${dead_letter === 1 ? "letter" : "letters"}, ${shown(parked)} of them received: see the table _dead_letter`,
   ];
 }
 

@@ -42,6 +42,8 @@ const CLEARED_IDS_MAX = 20_000;
 /** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
 const KEPT_IDS_MAX = 500_000;
 
+/** Why a peer wants a fill: nothing is known of what it has. */
+export const NEW_PEER = "it is new";
 /** Why a peer wants a fill that comes back with another file. */
 export const OTHER_FILE = "its file is another one than before";
 

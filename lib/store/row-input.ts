@@ -157,7 +157,11 @@ export class RowReader {
       if (given !== id) throw wrong(this.#table.id.name, "an id cannot be changed");
       return id;
     });
-    if (input.shape === "") throw new RequestError(400, "no column to change is given");
+    if (input.shape === "")
+      throw new RequestError(
+        400,
+        "no column to change is given; id, updated_at and the like are made by the server",
+      );
     return input;
   }
 

@@ -29,7 +29,7 @@ import { Healing, LOCAL_ORIGIN } from "./healing.ts";
 import { knownEmptied, noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import { beOpening, doneOpening, fileMark, openDatabase, openError, setJournal } from "./open.ts";
-import { OTHER_FILE, Peers } from "./peers.ts";
+import { NEW_PEER, OTHER_FILE, Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
@@ -556,8 +556,7 @@ export class Store {
       const configured = this.peers.configure(urls, normalise);
       noteEmptied(this.db, this.settledThrough);
       // What left the log, or was never in it, a new peer can only get as a copy.
-      if (this.hasContent)
-        for (const url of configured.added) this.peers.wantFill(url, "it is new");
+      if (this.hasContent) for (const url of configured.added) this.peers.wantFill(url, NEW_PEER);
       const { prunedThrough } = this;
       for (const { url, lastAcked, fillWanted, isFilling } of this.peers.rows()) {
         const isCut = lastAcked < prunedThrough && !configured.added.includes(url);

@@ -28,7 +28,7 @@ test.each([
   [undefined, 9001, "http://myhost:9001"],
   [undefined, 9001, "http://[fd00::5]:9001"],
 ] as [string | undefined, number, string][])(
-  "listening on %s, port %d, %s is the node itself",
+  "listening on %p, port %p, %p is the node itself",
   (hostname, port, url) => {
     expect(isOwnAddress(url, { hostname, port, hosts: HOSTS })).toBe(true);
   },
@@ -46,7 +46,7 @@ test.each([
   ["10.0.0.5", 9001, "http://localhost:9001"],
   ["10.0.0.6", 9001, "http://10.0.0.5:9001"],
 ] as [string | undefined, number, string][])(
-  "listening on %s, port %d, %s is another node",
+  "listening on %p, port %p, %p is another node",
   (hostname, port, url) => {
     expect(isOwnAddress(url, { hostname, port, hosts: HOSTS })).toBe(false);
   },
