@@ -57,6 +57,10 @@ const CLOCK_OFFSET_MS_MIN = 1_500;
  * fast. It is the lag that a busy node adds; a change that comes alone is sent at once.
  */
 export const PACE_MS = 10;
+/** Where machines or lines are slower, batches are larger: one is on its way a quarter of the time. */
+const PACE_ROUND_TRIPS = 4;
+/** What the existing nodes always wait. */
+export const PACE_MS_MAX = 50;
 /** A batch of fewer changes than this was not made by a busy node. */
 export const PACED_CHANGES_MIN = 8;
 /** When this many wait there is nothing to be gained by waiting. */
@@ -94,6 +98,8 @@ interface Peer {
   /** Changes in the last batch, and when it was sent, by the monotonic clock. */
   lastCount: number;
   lastSentMs: number;
+  /** How long its answer took. */
+  lastTookMs: number;
   readFailures: number;
   /** The trouble that the log knows of. */
   trouble: Trouble | undefined;
@@ -286,7 +292,8 @@ export class Shipper {
     const isPlain = window.through === undefined && window.skip === 0;
     const waiting = this.#settledThrough - window.after;
     const sinceMs = this.#options.clock.monotonicMs() - peer.lastSentMs;
-    const pauseMs = isPlain ? pacePauseMs(peer.lastCount, sinceMs, waiting, this.#manyChanges) : 0;
+    const pace = { lastCount: peer.lastCount, lastTookMs: peer.lastTookMs, sinceMs };
+    const pauseMs = isPlain ? pacePauseMs(pace, waiting, this.#manyChanges) : 0;
     if (pauseMs <= 0) {
       this.#send(peer, window);
       return;
@@ -390,6 +397,7 @@ export class Shipper {
       this.#compareMark(peer, outcome.reply?.identity, isSame ? prev : 0);
       if (!isSame) this.#readHealth(peer);
     }
+    peer.lastTookMs = this.#options.clock.monotonicMs() - peer.lastSentMs;
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
     this.#take(peer, toEvent(outcome, sent));
@@ -587,19 +595,23 @@ export class Shipper {
   }
 }
 
+/** The batch before: its changes, how long its answer took, and how long ago it was sent. */
+export interface LastBatch {
+  readonly lastCount: number;
+  readonly lastTookMs: number;
+  readonly sinceMs: number;
+}
+
 /**
- * How long a batch should still wait for company. The one before held `lastCount` changes and was sent
- * `sinceMs` ago, `waiting` are there already, and `many` are reason enough not to wait.
+ * How long a batch should still wait for company; `waiting` changes are there already, and `many` are
+ * reason enough not to wait.
  */
-export function pacePauseMs(
-  lastCount: number,
-  sinceMs: number,
-  waiting: number,
-  many: number,
-): number {
+export function pacePauseMs(last: LastBatch, waiting: number, many: number): number {
   // As many as that show a backlog; it is sent as fast as the peer takes it.
-  const isBusy = lastCount >= PACED_CHANGES_MIN && lastCount < many;
-  return isBusy && waiting > 0 && waiting < many ? Math.max(0, PACE_MS - sinceMs) : 0;
+  const isBusy = last.lastCount >= PACED_CHANGES_MIN && last.lastCount < many;
+  if (!isBusy || waiting === 0 || waiting >= many) return 0;
+  const paceMs = Math.min(PACE_MS_MAX, Math.max(PACE_MS, PACE_ROUND_TRIPS * last.lastTookMs));
+  return Math.max(0, paceMs - last.sinceMs);
 }
 
 const TROUBLE_LINES: Readonly<Record<Trouble, { begins: string; ends: string }>> = {
@@ -628,6 +640,7 @@ function openPeer(start: PeerStart): Peer {
     paced: undefined,
     lastCount: 0,
     lastSentMs: 0,
+    lastTookMs: 0,
     readFailures: 0,
     trouble: undefined,
     nodeId: undefined,

@@ -16,8 +16,9 @@
  *       the one after it to begin.
  */
 import type { Database, Statement } from "bun:sqlite";
-import type { Clock, Timers } from "../base/clock.ts";
+import type { Cancel, Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
+import { COMPANY_MS_MAX, Company } from "./company.ts";
 
 /** `local`: foreign keys enforced, as for any application. `apply`: not, cascades arrive as changes. */
 export type WriteMode = "local" | "apply";
@@ -96,6 +97,9 @@ export class WriteQueue {
   #localMs = Number.NEGATIVE_INFINITY;
   #receivedMs = Number.NEGATIVE_INFINITY;
   #scheduled = false;
+  readonly #company = new Company();
+  /** Set while those are waited for who are likely to come. */
+  #cancelWait: Cancel | undefined;
   #foreignKeys: boolean | undefined;
   #closed = false;
   /** While it is set, writes of this node's clients are refused with it. */
@@ -171,9 +175,27 @@ export class WriteQueue {
   }
 
   #schedule(): void {
+    const { timers } = this.#options;
+    if (this.#cancelWait !== undefined && !this.#company.isMissing(this.#local.length)) {
+      this.#cancelWait();
+      this.#cancelWait = undefined;
+      timers.soon(() => this.#flush());
+    }
     if (this.#scheduled) return;
     this.#scheduled = true;
-    this.#options.timers.soon(() => this.#flush());
+    timers.soon(() => this.#flushTogether());
+  }
+
+  #flushTogether(): void {
+    if (this.#isApplyDue || !this.#company.isAwaited(this.#local.length)) {
+      this.#flush();
+      return;
+    }
+    this.#cancelWait = this.#options.timers.after(COMPANY_MS_MAX, () => {
+      this.#cancelWait = undefined;
+      this.#company.gaveUp(this.#local.length);
+      this.#flush();
+    });
   }
 
   #flush(): void {
@@ -290,7 +312,10 @@ export class WriteQueue {
         results.push(job.work(transaction));
       }
       endMode();
+      const endedMs = clock.monotonicMs();
       this.#commit.run();
+      const writes = group.slice(0, tried).filter((job) => job.mode === "local").length;
+      this.#company.committed(writes, clock.monotonicMs() - endedMs);
     } catch (failure) {
       const error = this.#rollBack(failure, rolledBack);
       if (isBusy(error)) return { outcome: "busy", tried: [] };

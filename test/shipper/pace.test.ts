@@ -3,6 +3,7 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { LogBatchSource } from "../../lib/shipper/batch.ts";
 import {
   PACE_MS,
+  PACE_MS_MAX,
   PACED_CHANGES_MIN,
   pacePauseMs,
   Shipper,
@@ -22,9 +23,19 @@ test.each([
   ["when many wait they go", { last: 50, since: 0, waiting: MANY }, 0],
   ["behind a batch that shows a backlog they go", { last: MANY, since: 0, waiting: 20 }, 0],
   ["nothing is not waited with", { last: 50, since: 0, waiting: 0 }, 0],
-])("%s", (_, { last, since, waiting }, expected) => {
-  expect(pacePauseMs(last, since, waiting, MANY)).toBe(expected);
-});
+  ["behind a slow answer they wait longer", { last: 50, since: 8, waiting: 20, took: 8 }, 24],
+  [
+    "but not longer than existing nodes do",
+    { last: 50, since: 10, waiting: 20, took: 400 },
+    PACE_MS_MAX - 10,
+  ],
+] as [string, { last: number; since: number; waiting: number; took?: number }, number][])(
+  "%s",
+  (_, { last, since, waiting, took = 1 }, expected) => {
+    const before = { lastCount: last, lastTookMs: took, sinceMs: since };
+    expect(pacePauseMs(before, waiting, MANY)).toBe(expected);
+  },
+);
 
 describe("a shipper", () => {
   let log: LogFile;

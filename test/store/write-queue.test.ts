@@ -16,6 +16,9 @@ let hasForeignKeys: boolean;
 let story: string[];
 /** By which the monotonic clock is ahead: how long the jobs of this transaction took. */
 let workedMs: number;
+/** What a commit takes. */
+let commitMs: number;
+let wasInTransaction: boolean;
 
 beforeEach(() => {
   dir = mkdtempSync(join(tmpdir(), "hook-sync-queue-"));
@@ -27,9 +30,11 @@ beforeEach(() => {
   story = [];
   hasForeignKeys = false;
   workedMs = 0;
+  commitMs = 0;
+  wasInTransaction = false;
   queue = new WriteQueue({
     db,
-    clock: { nowMs: () => time.nowMs(), monotonicMs: () => time.monotonicMs() + workedMs },
+    clock: { nowMs: () => time.nowMs(), monotonicMs },
     timers: time,
     hasForeignKeys: () => hasForeignKeys,
     settle: () => {},
@@ -43,6 +48,12 @@ afterEach(() => {
   db.close(true);
   rmSync(dir, { recursive: true, force: true });
 });
+
+function monotonicMs(): number {
+  if (wasInTransaction && !db.inTransaction) workedMs += commitMs;
+  wasInTransaction = db.inTransaction;
+  return time.monotonicMs() + workedMs;
+}
 
 /** A write that notes itself, logs one entry, takes `ms` and fails where another has its name. */
 function write(mode: WriteMode, name: string, ms = 0, patienceMs = 0): Promise<string> {
@@ -254,3 +265,75 @@ async function settledLater<T>(all: Promise<T>[]): Promise<Promise<T>[]> {
   await waiting;
   return all;
 }
+
+describe("where a commit is dear", () => {
+  async function together(count: number, name: string): Promise<void> {
+    const all = Array.from({ length: count }, (_, i) => write("local", `${name}${i}`));
+    await time.settle();
+    story.push("…");
+    await time.advance(2);
+    await Promise.all(all);
+  }
+
+  const shapes = () =>
+    story
+      .join(" ")
+      .replaceAll(/ local finished, \d+ logged/g, "")
+      .split(" ");
+
+  test("the next transaction waits for as many writes as came together before", async () => {
+    commitMs = 0.5;
+    await together(6, "a");
+    story = [];
+    const all = [write("local", "b"), write("local", "c")];
+    await time.settle();
+    expect(story).toEqual([]);
+    for (const name of ["d", "e", "f", "g"]) all.push(write("local", name));
+    await time.settle();
+    expect(shapes()).toEqual(["b", "c", "d", "e", "f", "g", "commit"]);
+    await Promise.all(all);
+  });
+
+  test("for a millisecond at most, and then for as many as came", async () => {
+    commitMs = 0.5;
+    await together(6, "a");
+    story = [];
+    await together(4, "b");
+    expect(shapes()).toEqual(["…", "b0", "b1", "b2", "b3", "commit"]);
+    story = [];
+    await together(4, "c");
+    expect(shapes()).toEqual(["c0", "c1", "c2", "c3", "commit", "…"]);
+  });
+
+  test.each([
+    ["few write at a time", 3, 0.5],
+    ["commits are cheap", 6, 0.1],
+  ])("nobody waits where %s", async (_, count, ms) => {
+    commitMs = ms;
+    await together(count, "a");
+    story = [];
+    await together(1, "b");
+    expect(shapes()).toEqual(["b0", "commit", "…"]);
+  });
+
+  test("received changes alone do not wait", async () => {
+    commitMs = 0.5;
+    await together(6, "a");
+    story = [];
+    const received = write("apply", "r");
+    await time.settle();
+    expect(story).toEqual(["r", "apply finished, 1 logged", "commit"]);
+    await received;
+  });
+
+  test("now and then it is tried whether more would come", async () => {
+    commitMs = 0.5;
+    let waits = 0;
+    for (let i = 0; i < 130; i++) {
+      story = [];
+      await together(6, `w${i} `);
+      if (story[0] === "…") waits++;
+    }
+    expect(waits).toBe(2);
+  });
+});
