@@ -1,0 +1,50 @@
+/**
+ * The little that following needs of a database driver: bun:sqlite's `Database` fits, and so do both
+ * of Turso's, the one that answers at once and the one that answers with promises.
+ */
+
+/** A driver may answer at once or later. */
+export type MaybePromise<T> = T | Promise<T>;
+
+/** A prepared statement. Only values that every driver binds alike are passed to it. */
+export interface CdcStatement {
+  all(...parameters: (string | number | null)[]): MaybePromise<unknown[]>;
+}
+
+/** A connection of its own: read transactions are opened and closed on it. */
+export interface CdcConnection {
+  prepare(sql: string): MaybePromise<CdcStatement>;
+  /** Runs one or more statements that return nothing. */
+  exec(sql: string): unknown;
+}
+
+/** The rows of one statement, prepared for this once: a schema may change between two calls. */
+export async function selectAll<Row>(
+  connection: CdcConnection,
+  sql: string,
+  ...parameters: (string | number | null)[]
+): Promise<Row[]> {
+  const statement = await connection.prepare(sql);
+  try {
+    return (await statement.all(...parameters)) as Row[];
+  } finally {
+    await release(statement);
+  }
+}
+
+/** bun:sqlite says finalize, Turso says close; neither is needed for anything but memory. */
+async function release(statement: CdcStatement): Promise<void> {
+  const either = statement as { finalize?(): unknown; close?(): unknown };
+  if (typeof either.finalize === "function") either.finalize();
+  else if (typeof either.close === "function") await either.close();
+}
+
+/** What one read transaction sees. A failure inside leaves no transaction open. */
+export async function inSnapshot<T>(connection: CdcConnection, read: () => Promise<T>): Promise<T> {
+  await connection.exec("BEGIN");
+  try {
+    return await read();
+  } finally {
+    await connection.exec("ROLLBACK");
+  }
+}

@@ -1,0 +1,128 @@
+/**
+ * All that a source holds, as one batch: how a follower begins, and begins again when it has fallen
+ * out of the log. Taken in one read transaction, so that the copy and its watermark are the same
+ * moment. The end of what a snapshot shows is the end of a transaction, whether or not a COMMIT
+ * stands there in the log.
+ */
+import { quoteName } from "../base/sql-text.ts";
+import type { Batch, CdcValue } from "./change.ts";
+import { type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
+import { CdcError } from "./error.ts";
+import { textFrom } from "./record.ts";
+import { isFollowed } from "./schema-digest.ts";
+import { readSourceSchema, refuseUnfit, rowidName, type SourceSchema } from "./source-schema.ts";
+import { ChangeSpool, type SpoolOptions } from "./spool.ts";
+import { readLogEnd } from "./tailer.ts";
+
+const PAGE_ROWS = 256;
+
+/** A copy of everything. The connection must not be in a transaction; the caller closes the batch. */
+export async function readCopy(
+  connection: CdcConnection,
+  timeMs: number,
+  options: SpoolOptions = {},
+): Promise<Batch> {
+  const spool = new ChangeSpool(options);
+  try {
+    return await inSnapshot(connection, async () => {
+      const watermark = await readLogEnd(connection);
+      const schema = await readSourceSchema(connection);
+      await refuseUnfit(connection, schema);
+      await fill(spool, connection, schema);
+      const close = () => spool.close();
+      const digest = schema.digest;
+      return {
+        kind: "copy",
+        ...watermark,
+        after: 0n,
+        timeMs,
+        schema: digest,
+        changes: spool,
+        close,
+      };
+    });
+  } catch (error) {
+    spool.close();
+    throw error;
+  }
+}
+
+/** Tables and their rows first, then what stands on them. */
+async function fill(
+  spool: ChangeSpool,
+  connection: CdcConnection,
+  schema: SourceSchema,
+): Promise<void> {
+  const objects = schema.objects.filter(isFollowed);
+  for (const { type, name, sql } of objects) {
+    if (type !== "table") continue;
+    spool.push({ kind: "schema", sql: sql! });
+    const columns = schema.columns.get(name)!.map((column) => column.name);
+    await copyRows(spool, connection, name, columns);
+  }
+  for (const type of ["index", "view"]) {
+    for (const object of objects) {
+      if (object.type === type) spool.push({ kind: "schema", sql: object.sql! });
+    }
+  }
+}
+
+async function copyRows(
+  spool: ChangeSpool,
+  connection: CdcConnection,
+  table: string,
+  columns: readonly string[],
+): Promise<void> {
+  const rowid = rowidName(columns);
+  if (rowid === undefined) throw new CdcError("source-unfit", `columns of ${table} hide its rowid`);
+  let where = "";
+  let after: string[] = [];
+  while (true) {
+    const sql = pageSql(table, rowid, columns, where);
+    const rows = await selectAll<Record<string, unknown>>(connection, sql, ...after);
+    for (const row of rows) {
+      const values = columns.map((_, i) => readValue(row[`t${i}`], row[`v${i}`]));
+      spool.push({ kind: "insert", table, rowid: BigInt(String(row["id"])), values });
+    }
+    const last = rows.at(-1);
+    if (last === undefined || rows.length < PAGE_ROWS) return;
+    where = `WHERE ${rowid} > CAST(? AS INTEGER)`;
+    after = [String(last["id"])];
+  }
+}
+
+/** Integers as their digits and texts as their bytes: no driver can round or cut those. */
+function pageSql(table: string, rowid: string, columns: readonly string[], where: string): string {
+  const values = columns.map((column, i) => {
+    const name = `${quoteName(table)}.${quoteName(column)}`;
+    return `
+    typeof(${name}) AS t${i},
+    CASE typeof(${name})
+      WHEN 'integer' THEN CAST(${name} AS TEXT)
+      WHEN 'text' THEN CAST(${name} AS BLOB)
+      ELSE ${name}
+    END AS v${i}`;
+  });
+  return `
+  SELECT
+    CAST(${rowid} AS TEXT) AS id,${values.join(",")}
+  FROM ${quoteName(table)}
+  ${where}
+  ORDER BY ${rowid}
+  LIMIT ${PAGE_ROWS}`;
+}
+
+function readValue(type: unknown, value: unknown): CdcValue {
+  switch (type) {
+    case "null":
+      return null;
+    case "integer":
+      return BigInt(String(value));
+    case "real":
+      return Number(value);
+    case "text":
+      return textFrom(value as Uint8Array);
+    default:
+      return new Uint8Array(value as Uint8Array);
+  }
+}

@@ -1,0 +1,43 @@
+/**
+ * `hook-sync/cdc`: following a database transaction by transaction, for programs that embed it. A
+ * source is read by a tailer or served as a stream of frames; a replica applies what comes.
+ *
+ *     source ─► CdcTailer ─► Batch ─► encodeFrames ─► … ─► FrameReader ─► Batch ─► applyBatch ─► copy
+ *
+ * Nothing here knows of HTTP or of the mesh, and no driver but bun:sqlite, for the copy, is imported.
+ */
+export {
+  type Batch,
+  BrokenText,
+  type CdcChange,
+  type CdcValue,
+  type Watermark,
+} from "./change.ts";
+export type { CdcConnection, CdcStatement, MaybePromise } from "./connection.ts";
+export { readCopy } from "./copy.ts";
+export { CdcError, type CdcErrorCode } from "./error.ts";
+export {
+  CHANGE_BYTES_MAX,
+  encodeBeat,
+  encodeFrames,
+  encodeStop,
+  FRAME_BYTES_MAX,
+  type FrameEvent,
+  type FrameOptions,
+  FrameReader,
+} from "./frames.ts";
+export { type LogIdentity, readLogIdentity } from "./log-identity.ts";
+export { decodeRecord } from "./record.ts";
+export { type ApplyOutcome, applyBatch, Replica } from "./replica.ts";
+export { ChangeSpool, type SpoolOptions } from "./spool.ts";
+export {
+  type FollowOptions,
+  followCdc,
+  formatWatermark,
+  parseWatermark,
+  type ServeOptions,
+  type StreamConnection,
+  serveCdc,
+} from "./stream.ts";
+export { CdcTailer, readLogEnd } from "./tailer.ts";
+export { enableCdc, pruneCdc, writeCdc } from "./turso.ts";
