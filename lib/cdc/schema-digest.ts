@@ -1,8 +1,8 @@
 /**
  * What a schema is, in one short text, so that a follower notices when its own is no longer the
- * source's. The two may be kept by different engines, which write the same table differently (one
- * moves constraints to the end, writes != for <> or drops parentheses): what is compared is the
- * columns in order and the words of each statement. Where that says "different" of what is the same,
+ * source's. The two may be kept by different engines, which write the same table differently (when it
+ * is altered, one moves constraints to the end, writes != for <> and VARCHAR for VARCHAR(10)): what is
+ * compared is the columns in order and the words of each statement. Where that says "different" of what is the same,
  * the follower takes a copy too many; it never says "the same" of different columns.
  */
 import { nameKey, type Token, tokenize } from "../base/sql-text.ts";
@@ -55,17 +55,26 @@ export function digestSchema(
 }
 
 function columnOf({ name, type, notnull, pk }: SchemaColumn): unknown[] {
-  return [nameKey(name), nameKey(type).replace(/\s/g, ""), Number(notnull), Number(pk)];
+  // Of a key of several columns one engine numbers all of them 1.
+  return [nameKey(name), typeOf(type), Number(notnull), Number(pk) > 0];
+}
+
+/** Without its numbers, which mean nothing to SQLite. */
+function typeOf(type: string): string {
+  return nameKey(type).replace(/\(.*\)|\s/g, "");
 }
 
 /** A table's constraints move when it is altered: there the order of words says nothing. */
 function wordsOf({ type, sql }: SchemaObject): string[] {
-  const words = tokenize(sql!)
+  const words = tokenize(type === "table" ? sql!.replace(TYPE_NUMBERS, "$1 ") : sql!)
     .map(wordOf)
     .filter((word) => !LEFT_OUT.has(word))
     .filter((_, i, all) => !isExistsClause(all, i));
   return type === "table" ? words.sort() : words;
 }
+
+/** After a word that is no DEFAULT: VARCHAR(10), DECIMAL (5, 2). */
+const TYPE_NUMBERS = /\b((?!default\b)[A-Za-z]+)\s*\(\s*[+-]?\d+\s*(?:,\s*[+-]?\d+\s*)?\)/gi;
 
 const LEFT_OUT: ReadonlySet<string> = new Set(["(", ")", ",", ";"]);
 const SPELLINGS: Readonly<Record<string, string>> = { "<>": "!=", "==": "=" };

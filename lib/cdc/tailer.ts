@@ -283,12 +283,13 @@ export class CdcTailer {
   }
 
   async #placeSchema(entry: SchemaEntry, at: bigint): Promise<CdcChange | undefined> {
-    const { action, name, table, sql } = entry;
+    const { action, type, name, table, sql } = entry;
     if (this.#outside.has(table)) {
       if (action === "drop" && name === table) this.#outside.delete(name);
       return undefined;
     }
-    if (action === "create" && (await this.#isOutside(entry, at))) {
+    // An index follows its table: dropped with it, it leaves no trace in the log.
+    if (action === "create" && type === "table" && (await this.#isOutside(entry, at))) {
       if (this.#isTable(table)) {
         throw new CdcError(
           "log-incomplete",

@@ -216,6 +216,15 @@ describe("what is in the log though it should not be", () => {
   });
 });
 
+test("an index that went with its table in one transaction does not hide the table", async () => {
+  using source = await TursoSource.open();
+  using follower = new Follower();
+  source.writer.exec(`${T}; INSERT INTO t VALUES (1, 1, 1)`);
+  source.writer.exec("BEGIN; CREATE INDEX i ON t (v); DROP TABLE t; CREATE TABLE u (x); COMMIT");
+  await follow(source.tailer(), follower.replica);
+  expect(await contentOf(follower.db)).toEqual(await contentOf(source.writer));
+});
+
 test("rows that UPDATE OR REPLACE threw out go on the follower too", async () => {
   using source = await TursoSource.open();
   using follower = new Follower();

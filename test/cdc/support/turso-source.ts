@@ -40,6 +40,8 @@ export class TursoSource implements Disposable {
   /** Another connection, closed with the source. */
   open(): Turso {
     const connection = new Turso(this.path);
+    // No power cut is meant here, and an fsync for each commit would be most of the time.
+    connection.exec("PRAGMA synchronous = OFF");
     this.#opened.push(connection);
     return connection;
   }

@@ -1,0 +1,229 @@
+/** A log as a stream: what is sent when, at whose pace, and how it ends. */
+import { describe, expect, test } from "bun:test";
+import type { Watermark } from "../../lib/cdc/change.ts";
+import { CdcError } from "../../lib/cdc/error.ts";
+import { type FrameEvent, FrameReader } from "../../lib/cdc/frames.ts";
+import {
+  followCdc,
+  formatWatermark,
+  parseWatermark,
+  type ServeOptions,
+  serveCdc,
+} from "../../lib/cdc/stream.ts";
+import { contentOf } from "./support/content.ts";
+import { Follower, follow, type Turso, TursoSource } from "./support/turso-source.ts";
+
+const T = "CREATE TABLE t (k INTEGER PRIMARY KEY, v)";
+
+/** A clock that is moved by waiting, so that nothing waits for long. */
+function quickTime(): ServeOptions {
+  let now = 0;
+  return {
+    pollMs: 20,
+    beatMs: 60,
+    clock: { nowMs: () => now, monotonicMs: () => now },
+    timers: {
+      after(delayMs, run) {
+        let cancelled = false;
+        setImmediate(() => {
+          now += delayMs;
+          if (!cancelled) run();
+        });
+        return () => {
+          cancelled = true;
+        };
+      },
+      soon: (run) => void setImmediate(run),
+    },
+  };
+}
+
+/** A stream being read event by event. */
+class Served {
+  readonly opened: Turso[] = [];
+  readonly reader: {
+    read(): Promise<{ done: boolean; value?: Uint8Array | undefined }>;
+    cancel(): Promise<void>;
+  };
+  readonly #frames = new FrameReader();
+  #events: FrameEvent[] = [];
+
+  constructor(source: TursoSource, after: Watermark | null, options: ServeOptions = quickTime()) {
+    const open = () => {
+      const connection = source.open();
+      this.opened.push(connection);
+      return connection;
+    };
+    this.reader = serveCdc(open, after, options).getReader();
+  }
+
+  async next(): Promise<FrameEvent | undefined> {
+    while (this.#events.length === 0) {
+      const { value, done } = await this.reader.read();
+      if (done) return undefined;
+      this.#events = [...this.#frames.read(value!)];
+    }
+    return this.#events.shift();
+  }
+}
+
+describe("a stream", () => {
+  test("begins with a copy, then has each transaction, and beats between", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(`${T}; INSERT INTO t VALUES (1, 1)`);
+    const served = new Served(source, null);
+    expect(await served.next()).toMatchObject({
+      kind: "batch",
+      batch: { kind: "copy", commit: 4n },
+    });
+    expect(await served.next()).toEqual({ kind: "beat" });
+    source.writer.exec("INSERT INTO t VALUES (2, 2); INSERT INTO t VALUES (3, 3)");
+    expect(await served.next()).toMatchObject({
+      batch: { kind: "transaction", after: 4n, commit: 6n },
+    });
+    expect(await served.next()).toMatchObject({ batch: { after: 6n, commit: 8n } });
+    expect(await served.next()).toEqual({ kind: "beat" });
+    await served.reader.cancel();
+    expect(served.opened.map(({ open }) => open)).toEqual([false]);
+  });
+
+  test("from a position has what follows it", async () => {
+    using source = await TursoSource.open();
+    using follower = new Follower();
+    source.writer.exec(`${T}; INSERT INTO t VALUES (1, 1)`);
+    await follow(source.tailer(), follower.replica);
+    source.writer.exec("INSERT INTO t VALUES (2, 2)");
+    const served = new Served(source, follower.replica.watermark());
+    expect(await served.next()).toMatchObject({ batch: { after: 4n, commit: 6n } });
+    await served.reader.cancel();
+  });
+
+  test("says why it ends, and ends", async () => {
+    using source = await TursoSource.open();
+    const served = new Served(source, { log: "another", commit: 5n, mark: "m" });
+    expect(await served.next()).toMatchObject({ kind: "stop", code: "other-log" });
+    expect(await served.next()).toBeUndefined();
+    expect(served.opened.map(({ open }) => open)).toEqual([false]);
+  });
+
+  test("fails where the database does", async () => {
+    using source = await TursoSource.open();
+    const failing = serveCdc(() => Promise.reject(new Error("no connection left")), null);
+    await expect(failing.getReader().read()).rejects.toThrow("no connection left");
+    expect(source.writer.open).toBe(true);
+  });
+
+  test("is read at the follower's pace: nothing is taken from the log before it is asked for", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(T);
+    const served = new Served(source, null);
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(served.opened).toEqual([]);
+    await served.next();
+    source.writer.exec("INSERT INTO t VALUES (1, 1)");
+    for (let turn = 0; turn < 20; turn++) await new Promise((resolve) => setImmediate(resolve));
+    source.writer.exec("INSERT INTO t VALUES (2, 2)");
+    expect(await served.next()).toMatchObject({ batch: { commit: 4n } });
+    await served.reader.cancel();
+  });
+
+  test("that is given up in the middle of waiting closes its connection", async () => {
+    using source = await TursoSource.open();
+    const options = { ...quickTime(), beatMs: 1e12 };
+    const served = new Served(source, null, options);
+    await served.next();
+    const waiting = served.next();
+    for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setImmediate(resolve));
+    await served.reader.cancel();
+    expect(await waiting).toBeUndefined();
+    for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setImmediate(resolve));
+    expect(served.opened.map(({ open }) => open)).toEqual([false]);
+  });
+});
+
+describe("a follower", () => {
+  /** Everything a stream sends until its first beat, as one byte string. */
+  async function bytesOf(source: TursoSource, after: Watermark | null): Promise<Uint8Array> {
+    const reader = serveCdc(() => source.open(), after, quickTime()).getReader();
+    const frames = new FrameReader();
+    const chunks: Uint8Array[] = [];
+    while (true) {
+      const { value } = await reader.read();
+      if ([...frames.read(value!)].some(({ kind }) => kind === "beat")) break;
+      chunks.push(value!);
+    }
+    await reader.cancel();
+    return new Uint8Array(Buffer.concat(chunks));
+  }
+
+  async function* chunksOf(...chunks: Uint8Array[]): AsyncGenerator<Uint8Array> {
+    yield* chunks;
+  }
+
+  test("that loses its connection at any byte goes on from its watermark", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(`${T}; INSERT INTO t VALUES (1, 'a')`);
+    const copy = await bytesOf(source, null);
+    using first = new Follower();
+    await followCdc(first.replica, chunksOf(copy));
+    source.writer.exec("UPDATE t SET v = 'b'; INSERT INTO t VALUES (2, 'c'); ALTER TABLE t ADD w");
+    const rest = await bytesOf(source, first.replica.watermark());
+    const expected = await contentOf(source.writer);
+    for (let at = 0; at <= rest.length; at += 7) {
+      using follower = new Follower();
+      await followCdc(follower.replica, chunksOf(copy));
+      await followCdc(follower.replica, chunksOf(rest.subarray(0, at))).catch((error) => {
+        expect(error).toMatchObject({ code: "cut", needsCopy: false });
+      });
+      const from = follower.replica.watermark();
+      await followCdc(follower.replica, chunksOf(await bytesOf(source, from)));
+      expect(await contentOf(follower.db)).toEqual(expected);
+    }
+  });
+
+  test("hears the reason of a stop", async () => {
+    using source = await TursoSource.open();
+    using follower = new Follower();
+    const stream = serveCdc(() => source.open(), { log: "x", commit: 1n, mark: "" }, quickTime());
+    const failure = await followCdc(follower.replica, stream).catch((error) => error);
+    expect(failure).toBeInstanceOf(CdcError);
+    expect(failure).toMatchObject({ code: "other-log", needsCopy: true });
+  });
+
+  test("is told of each batch, and of beats", async () => {
+    using source = await TursoSource.open();
+    using follower = new Follower();
+    source.writer.exec(T);
+    const told: string[] = [];
+    const enough = new Error("enough");
+    const following = followCdc(
+      follower.replica,
+      serveCdc(() => source.open(), null, quickTime()),
+      {
+        onBatch: ({ kind, commit }, outcome) => told.push(`${kind} ${commit} ${outcome}`),
+        onBeat: () => {
+          told.push("beat");
+          throw enough;
+        },
+      },
+    );
+    await expect(following).rejects.toBe(enough);
+    expect(told).toEqual(["copy 2 applied", "beat"]);
+  });
+});
+
+describe("a watermark in an address", () => {
+  test("comes back", () => {
+    const watermark = { log: "a b&c", commit: 2n ** 60n, mark: "m/=" };
+    expect(parseWatermark(new URLSearchParams(formatWatermark(watermark)))).toEqual(watermark);
+    expect(formatWatermark(null)).toBe("");
+    expect(parseWatermark(new URLSearchParams())).toBeNull();
+  });
+
+  test.each(["log=L", "after=5", "log=L&after=x", "log=L&after=99999999999999999999"])(
+    "%s is none",
+    (query) => {
+      expect(() => parseWatermark(new URLSearchParams(query))).toThrow(CdcError);
+    },
+  );
+});
