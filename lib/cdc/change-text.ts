@@ -2,16 +2,25 @@
  * A change as one line of JSON, for frames and for transactions that are held on disk. Exact for
  * every value; 64-bit numbers as text, since JSON readers of other makes lose digits above 2^53.
  *
- *   ["+", table, rowid, [values]]   ["=", table, rowid, [values]]   ["-", table, rowid]   ["!", sql]
+ *   insert  ["+", table, rowid, [values]]      put     ["*", table, rowid or null, [values]]
+ *   update  ["=", table, rowid, [values]]      remove  ["/", table, rowid or null, [values of the key]]
+ *   delete  ["-", table, rowid]                schema  ["!", sql]
  *
  * A value is null, a string (TEXT), a number without a fraction (INTEGER) or with one (REAL), or an
- * object for what JSON cannot tell: {"i": digits} {"r": REAL} {"b": base64 BLOB} {"t": base64 of a
- * TEXT that is not UTF-8}.
+ * object for what JSON cannot tell: {"i": digits} {"r": REAL} {"b": base64 BLOB}, also {"h": hex BLOB},
+ * {"t": base64 of a TEXT that is not UTF-8}.
  */
 import { BrokenText, type CdcChange, type CdcValue } from "./change.ts";
 import { CdcError } from "./error.ts";
 
-const KINDS = { insert: "+", update: "=", delete: "-", schema: "!" } as const;
+const KINDS = {
+  insert: "+",
+  update: "=",
+  delete: "-",
+  put: "*",
+  remove: "/",
+  schema: "!",
+} as const;
 
 /** The change as JSON, without a line break in it. */
 export function encodeChange(change: CdcChange): string {
@@ -21,13 +30,11 @@ export function encodeChange(change: CdcChange): string {
       return JSON.stringify([mark, change.sql]);
     case "delete":
       return JSON.stringify([mark, change.table, change.rowid.toString()]);
-    default:
-      return JSON.stringify([
-        mark,
-        change.table,
-        change.rowid.toString(),
-        change.values.map(encodeValue),
-      ]);
+    default: {
+      const values = change.kind === "remove" ? change.key : change.values;
+      const rowid = change.rowid?.toString() ?? null;
+      return JSON.stringify([mark, change.table, rowid, values.map(encodeValue)]);
+    }
   }
 }
 
@@ -64,6 +71,12 @@ export function decodeChange(line: string): CdcChange {
     const kind = mark === "+" ? "insert" : "update";
     return { kind, table: first, rowid: readInt64(rowid), values: values.map(decodeValue) };
   }
+  if ((mark === "*" || mark === "/") && parts.length === 4 && Array.isArray(values)) {
+    const common = { table: first, rowid: rowid === null ? null : readInt64(rowid) };
+    const decoded = values.map(decodeValue);
+    if (mark === "*") return { kind: "put", ...common, values: decoded };
+    return { kind: "remove", ...common, key: decoded };
+  }
   throw malformed("an unknown form");
 }
 
@@ -81,7 +94,8 @@ export function readInt64(text: unknown): bigint {
   return value;
 }
 
-function decodeValue(value: unknown): CdcValue {
+/** A value as JSON.parse gave it. */
+export function decodeValue(value: unknown): CdcValue {
   if (value === null || typeof value === "string") return value;
   if (typeof value === "number") return Number.isInteger(value) ? BigInt(value) : value;
   if (typeof value !== "object" || Array.isArray(value)) throw malformed("an unknown value");
@@ -95,6 +109,8 @@ function decodeValue(value: unknown): CdcValue {
       return readReal(content);
     case "b":
       return readBase64(content);
+    case "h":
+      return readHex(content);
     case "t":
       return new BrokenText(readBase64(content));
     default:
@@ -105,6 +121,11 @@ function decodeValue(value: unknown): CdcValue {
 function readReal(text: string): number {
   if (!/^-?(?:Infinity|\d[\d.]*(?:e[+-]?\d+)?)$/.test(text)) throw malformed("no number");
   return Number(text);
+}
+
+function readHex(text: string): Uint8Array {
+  if (!/^(?:[0-9A-F]{2})*$/.test(text)) throw malformed("no hex");
+  return new Uint8Array(Buffer.from(text, "hex"));
 }
 
 /** Buffer skips what is no base64, which would turn a damaged value into another one. */

@@ -24,6 +24,20 @@ export type CdcChange =
       readonly values: readonly CdcValue[];
     }
   | { readonly kind: "delete"; readonly table: string; readonly rowid: bigint }
+  /** The row is there, like this, whether or not it was; without a rowid in a table that has none. */
+  | {
+      readonly kind: "put";
+      readonly table: string;
+      readonly rowid: bigint | null;
+      readonly values: readonly CdcValue[];
+    }
+  /** The row is not there, whether or not it was; found by its key in a table WITHOUT ROWID. */
+  | {
+      readonly kind: "remove";
+      readonly table: string;
+      readonly rowid: bigint | null;
+      readonly key: readonly CdcValue[];
+    }
   /** One CREATE, ALTER or DROP. */
   | { readonly kind: "schema"; readonly sql: string };
 

@@ -9,12 +9,14 @@ import type { Batch, CdcValue } from "./change.ts";
 import { type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import { textFrom } from "./record.ts";
-import { isFollowed } from "./schema-digest.ts";
+import type { SchemaColumn } from "./schema-digest.ts";
 import { readSourceSchema, refuseUnfit, rowidName, type SourceSchema } from "./source-schema.ts";
 import { ChangeSpool, type SpoolOptions } from "./spool.ts";
 import { readLogEnd } from "./tailer.ts";
 
 const PAGE_ROWS = 256;
+/** Each page goes through all before it. */
+const KEYED_PAGE_ROWS = 5_000;
 
 /** A copy of everything. The connection must not be in a transaction; the caller closes the batch. */
 export async function readCopy(
@@ -53,14 +55,15 @@ async function fill(
   connection: CdcConnection,
   schema: SourceSchema,
 ): Promise<void> {
-  const objects = schema.objects.filter(isFollowed);
+  const objects = schema.followed;
   for (const { type, name, sql } of objects) {
     if (type !== "table") continue;
     spool.push({ kind: "schema", sql: sql! });
-    const columns = schema.columns.get(name)!.map((column) => column.name);
-    await copyRows(spool, connection, name, columns);
+    const columns = schema.columns.get(name)!;
+    if (isWithoutRowid(sql!)) await copyKeyedRows(spool, connection, name, columns);
+    else await copyRows(spool, connection, name, columns);
   }
-  for (const type of ["index", "view"]) {
+  for (const type of ["index", "view", "trigger"]) {
     for (const object of objects) {
       if (object.type === type) spool.push({ kind: "schema", sql: object.sql! });
     }
@@ -71,18 +74,24 @@ async function copyRows(
   spool: ChangeSpool,
   connection: CdcConnection,
   table: string,
-  columns: readonly string[],
+  schemaColumns: readonly SchemaColumn[],
 ): Promise<void> {
+  const columns = schemaColumns.map((column) => column.name);
   const rowid = rowidName(columns);
   if (rowid === undefined) throw new CdcError("source-unfit", `columns of ${table} hide its rowid`);
   let where = "";
   let after: string[] = [];
   while (true) {
-    const sql = pageSql(table, rowid, columns, where);
+    const sql = `
+  SELECT CAST(${rowid} AS TEXT) AS id, ${valuesSql(table, columns)}
+  FROM ${quoteName(table)}
+  ${where}
+  ORDER BY ${quoteName(table)}.${rowid}
+  LIMIT ${PAGE_ROWS}`;
     const rows = await selectAll<Record<string, unknown>>(connection, sql, ...after);
     for (const row of rows) {
-      const values = columns.map((_, i) => readValue(row[`t${i}`], row[`v${i}`]));
-      spool.push({ kind: "insert", table, rowid: BigInt(String(row["id"])), values });
+      const rowid = BigInt(String(row["id"]));
+      spool.push({ kind: "insert", table, rowid, values: readValues(row, columns) });
     }
     const last = rows.at(-1);
     if (last === undefined || rows.length < PAGE_ROWS) return;
@@ -91,8 +100,41 @@ async function copyRows(
   }
 }
 
+/** By offset: a key of any kinds of values cannot be passed to every driver exactly. */
+async function copyKeyedRows(
+  spool: ChangeSpool,
+  connection: CdcConnection,
+  table: string,
+  schemaColumns: readonly SchemaColumn[],
+): Promise<void> {
+  const columns = schemaColumns.map((column) => column.name);
+  const keyed = schemaColumns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
+  const key = keyed.map((column) => `${quoteName(table)}.${quoteName(column.name)}`);
+  for (let offset = 0; ; offset += KEYED_PAGE_ROWS) {
+    const sql = `
+  SELECT ${valuesSql(table, columns)}
+  FROM ${quoteName(table)}
+  ORDER BY ${key.join(", ")}
+  LIMIT ${KEYED_PAGE_ROWS} OFFSET ${offset}`;
+    const rows = await selectAll<Record<string, unknown>>(connection, sql);
+    for (const row of rows) {
+      spool.push({ kind: "put", table, rowid: null, values: readValues(row, columns) });
+    }
+    if (rows.length < KEYED_PAGE_ROWS) return;
+  }
+}
+
+/** As the end of a CREATE TABLE says it. */
+function isWithoutRowid(sql: string): boolean {
+  return /\bWITHOUT\s+ROWID\s*(?:,\s*STRICT\s*)?$/i.test(sql);
+}
+
+function readValues(row: Record<string, unknown>, columns: readonly string[]): CdcValue[] {
+  return columns.map((_, i) => readValue(row[`t${i}`], row[`v${i}`]));
+}
+
 /** Integers as their digits and texts as their bytes: no driver can round or cut those. */
-function pageSql(table: string, rowid: string, columns: readonly string[], where: string): string {
+function valuesSql(table: string, columns: readonly string[]): string {
   const values = columns.map((column, i) => {
     const name = `${quoteName(table)}.${quoteName(column)}`;
     return `
@@ -103,13 +145,7 @@ function pageSql(table: string, rowid: string, columns: readonly string[], where
       ELSE ${name}
     END AS v${i}`;
   });
-  return `
-  SELECT
-    CAST(${rowid} AS TEXT) AS id,${values.join(",")}
-  FROM ${quoteName(table)}
-  ${where}
-  ORDER BY ${rowid}
-  LIMIT ${PAGE_ROWS}`;
+  return values.join(",");
 }
 
 function readValue(type: unknown, value: unknown): CdcValue {

@@ -14,6 +14,8 @@ export type CdcErrorCode =
   | "too-large"
   /** The source cannot be followed exactly; the message says what stands in the way. */
   | "source-unfit"
+  /** The schema was altered and its log has not caught up. Ask again. */
+  | "unsettled"
   /** The watermark is of another log. */
   | "other-log"
   /** The log no longer (or never) reached back to the watermark. */
@@ -60,6 +62,7 @@ const CODES: ReadonlySet<string> = new Set<CdcErrorCode>([
   "out-of-order",
   "too-large",
   "source-unfit",
+  "unsettled",
 ]);
 
 /** Whether a text from a stream is one of the codes. */

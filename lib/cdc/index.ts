@@ -30,6 +30,7 @@ export { type LogIdentity, readLogIdentity } from "./log-identity.ts";
 export { decodeRecord } from "./record.ts";
 export { type ApplyOutcome, applyBatch, Replica } from "./replica.ts";
 export { ChangeSpool, type SpoolOptions } from "./spool.ts";
+export { SqliteCapture } from "./sqlite-capture.ts";
 export {
   type FollowOptions,
   followCdc,

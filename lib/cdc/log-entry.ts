@@ -26,14 +26,19 @@ export interface LogRow {
 /** The columns of a LogRow. */
 export const LOG_COLUMNS = `
   CAST(change_id AS TEXT) AS change_id, change_time, CAST(change_txn_id AS TEXT) AS change_txn_id,
-  change_type, table_name, CAST(id AS TEXT) AS id, "before", "after", "updates"`;
+  change_type, table_name, CAST(id AS TEXT) AS id,
+  CAST("before" AS BLOB) AS "before", CAST("after" AS BLOB) AS "after",
+  CAST("updates" AS BLOB) AS "updates"`;
 
 /** What a row of the log says. */
 export type LogEntry =
   | { readonly kind: "commit" }
   /** About a table of the engine's or of ours. */
   | { readonly kind: "internal" }
-  | { readonly kind: "row"; readonly change: Exclude<CdcChange, { kind: "schema" }> }
+  | {
+      readonly kind: "row";
+      readonly change: Extract<CdcChange, { kind: "insert" | "update" | "delete" }>;
+    }
   | {
       readonly kind: "schema";
       readonly action: "create" | "alter" | "drop";
@@ -45,7 +50,10 @@ export type LogEntry =
       readonly sql: string;
     };
 
-const [INSERT, UPDATE, DELETE, COMMIT] = [1, 0, -1, 2];
+const [INSERT, UPDATE, DELETE] = [1, 0, -1];
+
+/** The change_type that ends a transaction. */
+export const COMMIT = 2;
 
 /** What the row says; a CdcError where it says nothing that can be followed. */
 export function readLogEntry(row: LogRow): LogEntry {

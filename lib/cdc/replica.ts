@@ -57,8 +57,10 @@ type RowStatement = Statement<unknown, SQLQueryBindings[]>;
 
 interface ReplicaTable {
   readonly name: string;
-  readonly rowid: string;
+  /** A name that reaches the rowid; undefined for a table WITHOUT ROWID. */
+  readonly rowid: string | undefined;
   readonly columns: readonly string[];
+  /** Takes the rowid, or the values of the key. */
   readonly remove: RowStatement;
   /** By kind of change and the kinds of its values. */
   readonly write: Map<string, RowStatement>;
@@ -189,14 +191,24 @@ export class Replica {
       if (table.remove.run(change.rowid).changes !== 1) throw missing(change.table, change.rowid);
       return;
     }
-    const { values, rowid, kind } = change;
+    const { rowid } = change;
+    if ((rowid === null) !== (table.rowid === undefined)) {
+      throw new CdcError("diverged", `${change.table} has rowids on one side only`);
+    }
+    if (change.kind === "remove") {
+      table.remove.run(...(rowid === null ? change.key.map(binding) : [rowid]));
+      return;
+    }
+    const { values, kind } = change;
     if (values.length !== table.columns.length) {
       throw new CdcError(
         "diverged",
         `a row of ${values.length} values for ${table.columns.length} columns of ${change.table}`,
       );
     }
-    const { changes } = this.#writerOf(table, kind, values).run(...values.map(binding), rowid);
+    const bindings = values.map(binding);
+    if (rowid !== null) bindings.push(rowid);
+    const { changes } = this.#writerOf(table, kind, values).run(...bindings);
     if (kind === "update" && changes !== 1) throw missing(change.table, rowid);
   }
 
@@ -246,26 +258,32 @@ export class Replica {
     const key = nameKey(name);
     const known = this.#tables.get(key);
     if (known !== undefined) return known;
-    const columns = this.#columnsOf(name).map((column) => column.name);
+    const columns = this.#columnsOf(name);
     if (columns.length === 0) throw new CdcError("diverged", `there is no table ${name} here`);
-    const rowid = rowidName(columns);
-    if (rowid === undefined) {
+    const names = columns.map((column) => column.name);
+    const rowid = this.#hasRowids(name) ? rowidName(names) : undefined;
+    if (rowid === undefined && this.#hasRowids(name)) {
       throw new CdcError("source-unfit", `columns of ${name} hide its rowid`);
     }
+    const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
+    const where =
+      rowid === undefined
+        ? keyed.map((column) => `${quoteName(column.name)} = ?`).join(" AND ")
+        : `${rowid} = ?`;
     const remove = this.#db.prepare<unknown, SQLQueryBindings[]>(
-      `DELETE FROM ${quoteName(name)} WHERE ${rowid} = ?`,
+      `DELETE FROM ${quoteName(name)} WHERE ${where}`,
     );
-    const table = { name, rowid, columns, remove, write: new Map() };
+    const table = { name, rowid, columns: names, remove, write: new Map() };
     this.#tables.set(key, table);
     return table;
   }
 
   #writerOf(
     table: ReplicaTable,
-    kind: "insert" | "update",
+    kind: "insert" | "update" | "put",
     values: readonly CdcValue[],
   ): RowStatement {
-    const key = kind + values.map(placeKind).join("");
+    const key = (kind === "update" ? "=" : "+") + values.map(placeKind).join("");
     const known = table.write.get(key);
     if (known !== undefined) return known;
     if (this.#statements >= STATEMENTS_MAX) this.#forgetWriters();
@@ -277,6 +295,15 @@ export class Replica {
 
   #columnsOf(table: string): SchemaColumn[] {
     return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
+  }
+
+  #hasRowids(table: string): boolean {
+    const row = this.#db
+      .query<{ wr: number }, [string]>(
+        "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE",
+      )
+      .get(table);
+    return row?.wr !== 1;
   }
 
   #schemaVersion(): number {
@@ -309,7 +336,7 @@ export function applyBatch(replica: Replica, batch: Batch): ApplyOutcome {
   return replica.apply(batch);
 }
 
-function missing(table: string, rowid: bigint): CdcError {
+function missing(table: string, rowid: bigint | null): CdcError {
   return new CdcError("diverged", `there is no row ${rowid} in ${table} here`);
 }
 
@@ -332,15 +359,16 @@ function binding(value: CdcValue): SQLQueryBindings {
 /** The rowid comes last: of two names for the same key SQLite takes the later. */
 function writeSql(
   { name, rowid, columns }: ReplicaTable,
-  kind: "insert" | "update",
+  kind: "insert" | "update" | "put",
   values: readonly CdcValue[],
 ): string {
   const table = quoteName(name);
   const names = columns.map(quoteName);
-  if (kind === "insert") {
-    const places = [...values.map(placeOf), "?"];
+  if (kind !== "update") {
+    const own = rowid === undefined ? [] : [rowid];
+    const places = [...values.map(placeOf), ...own.map(() => "?")];
     return `
-      INSERT OR REPLACE INTO ${table} (${[...names, rowid].join(", ")})
+      INSERT OR REPLACE INTO ${table} (${[...names, ...own].join(", ")})
       VALUES (${places.join(", ")})`;
   }
   const sets = names.map((column, i) => `${column} = ${placeOf(values[i]!)}`);

@@ -12,6 +12,7 @@ import {
   type SchemaColumn,
   type SchemaObject,
 } from "./schema-digest.ts";
+import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
 
 /** An object of the source with its rowid in sqlite_schema. */
 export interface SourceObject extends SchemaObject {
@@ -25,6 +26,8 @@ export interface SourceSchema {
   readonly digest: string;
   /** Everything that has a statement, internal tables too. */
   readonly objects: readonly SourceObject[];
+  /** Those that followers have. */
+  readonly followed: readonly SourceObject[];
   /** The columns of every followed table. */
   readonly columns: ReadonlyMap<string, readonly SchemaColumn[]>;
 }
@@ -41,18 +44,36 @@ export async function readSourceSchema(
   const version = Number(versionRow?.schema_version);
   if (known !== undefined && known.version === version) return known;
   const objects = await selectAll<SourceObject>(connection, SCHEMA_SQL);
+  const followed = await followedOf(connection, objects);
   const columns = new Map<string, readonly SchemaColumn[]>();
-  for (const object of objects) {
-    if (object.type !== "table" || !isFollowed(object)) continue;
+  for (const object of followed) {
+    if (object.type !== "table") continue;
     const sql = `PRAGMA table_info(${quoteName(object.name)})`;
     columns.set(object.name, await selectAll<SchemaColumn>(connection, sql));
   }
-  return { version, digest: digestSchema(objects, columns), objects, columns };
+  return { version, digest: digestSchema(followed, columns), objects, followed, columns };
+}
+
+/** A plain SQLite file may have more that is left out, and can be asked for it. */
+async function followedOf(
+  connection: CdcConnection,
+  objects: readonly SourceObject[],
+): Promise<readonly SourceObject[]> {
+  if (!isPlainFile(objects)) return objects.filter(isFollowed);
+  const virtual = await selectAll<{ name: string }>(connection, VIRTUAL_SQL);
+  const names = virtual.map(({ name }) => name);
+  return followedObjects(objects, names);
+}
+
+/** Whether the log is a plain SQLite file's own, not Turso's. */
+export function isPlainFile(objects: readonly SchemaObject[]): boolean {
+  return objects.some(({ type, name }) => type === "table" && name === "_cdc");
 }
 
 /** Throws "source-unfit" with the first thing that Turso's log would leave out. */
 export async function refuseUnfit(connection: CdcConnection, schema: SourceSchema): Promise<void> {
-  const followed = schema.objects.filter(isFollowed);
+  if (isPlainFile(schema.objects)) return;
+  const { followed } = schema;
   for (const { type, name, sql } of followed) {
     if (type === "trigger") throw unfit(`rows that trigger ${name} writes are lost from the log`);
     if (type !== "table") continue;

@@ -92,7 +92,8 @@ function bytesOf(change: CdcChange): number {
   let bytes = 100;
   if (change.kind === "schema") return bytes + change.sql.length * 2;
   if (change.kind === "delete") return bytes;
-  for (const value of change.values) bytes += 16 + sizeOf(value);
+  for (const value of change.kind === "remove" ? change.key : change.values)
+    bytes += 16 + sizeOf(value);
   return bytes;
 }
 

@@ -1,6 +1,8 @@
 /**
- * Reads a change log transaction by transaction. A batch is what lies between two COMMITs and nothing
- * else: the transaction ids of Turso's log stick or are -1, so they say nothing.
+ * Reads a change log transaction by transaction. In Turso's log a batch is what lies between two
+ * COMMITs and nothing else: its transaction ids stick or are -1, so they say nothing. In the log of a
+ * plain SQLite file, which other programs write too, it is what one snapshot shows: where that ends,
+ * transactions end.
  *
  * Rows are read in pages, each in a read transaction of its own; what a page shows is committed and
  * never changes again. Each page begins with the two rows that were read last (a COMMIT alone looks
@@ -8,7 +10,7 @@
  * anew is noticed before anything of it is taken.
  *
  * Invariants (test/cdc/turso.test.ts):
- *   T1  a batch holds one or more whole transactions' changes, in order, up to a COMMIT.
+ *   T1  a batch holds one or more whole transactions' changes, in order, up to where one ends.
  *   T2  each batch follows the one before it: `after` is the last `commit`.
  *   T3  a log that is not the one the watermark was taken from yields an error, never a batch.
  */
@@ -16,6 +18,7 @@ import type { Batch, CdcChange, Watermark } from "./change.ts";
 import { type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import {
+  COMMIT,
   LOG_COLUMNS,
   type LogEntry,
   type LogRow,
@@ -26,34 +29,38 @@ import {
 import { readLogIdentity } from "./log-identity.ts";
 import { readSourceSchema, refuseUnfit, type SourceSchema } from "./source-schema.ts";
 import { ChangeSpool, type SpoolOptions } from "./spool.ts";
+import { readSqliteChange } from "./sqlite-image.ts";
 import { isInternalName } from "./statement.ts";
 
 /** A page is held in memory, images and all. */
 const PAGE_ROWS = 256;
 
 /** From the two rows read last, those without their images: an idle log is looked at often. */
-const PAGE_SQL = `
+const pageSql = (log: string) => `
   SELECT
     CAST(change_id AS TEXT) AS change_id, change_time,
     CAST(change_txn_id AS TEXT) AS change_txn_id, change_type, table_name, CAST(id AS TEXT) AS id,
-    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN "before" END AS "before",
-    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN "after" END AS "after",
-    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN "updates" END AS "updates"
-  FROM turso_cdc
+    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN CAST("before" AS BLOB) END AS "before",
+    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN CAST("after" AS BLOB) END AS "after",
+    CASE WHEN change_id > CAST(?1 AS INTEGER) THEN CAST("updates" AS BLOB) END AS "updates"
+  FROM ${log} AS log
   WHERE change_id >= CAST(?2 AS INTEGER)
-  ORDER BY turso_cdc.change_id
+  ORDER BY log.change_id
   LIMIT ${PAGE_ROWS + 2}`;
 
-const NEWEST_TWO_SQL = `
+const newestTwoSql = (log: string) => `
   SELECT ${LOG_COLUMNS}
-  FROM turso_cdc
+  FROM ${log} AS log
   WHERE change_id <= CAST(? AS INTEGER)
-  ORDER BY turso_cdc.change_id DESC
+  ORDER BY log.change_id DESC
   LIMIT 2`;
 
-const ENDS_SQL = `
+const endsSql = (log: string) => `
   SELECT CAST(min(change_id) AS TEXT) AS oldest, CAST(max(change_id) AS TEXT) AS newest
-  FROM turso_cdc`;
+  FROM ${log}`;
+
+/** In a plain SQLite file: whether somebody altered the schema since it was settled. */
+const STATE_SQL = "SELECT schema_version AS version FROM _cdc_state";
 
 /** Each row of the log is looked at once in a tailer's life. */
 const SCHEMA_ROWS_SQL = `
@@ -73,9 +80,30 @@ const INT64_MAX_TEXT = "9223372036854775807";
 /** The position at which a snapshot's log ends. */
 export async function readLogEnd(connection: CdcConnection): Promise<Watermark> {
   const { log } = await readLogIdentity(connection);
-  const [row, previous] = await selectAll<LogRow>(connection, NEWEST_TWO_SQL, INT64_MAX_TEXT);
+  const table = await logTable(connection);
+  if (table === "_cdc" && !(await isSettled(connection))) {
+    throw new CdcError("unsettled", "the schema was altered and is not in the log yet: ask again");
+  }
+  const [row, previous] = await selectAll<LogRow>(connection, newestTwoSql(table), INT64_MAX_TEXT);
   if (row === undefined) return { log, commit: 0n, mark: "" };
   return { log, commit: BigInt(row.change_id), mark: markOf(row, previous) };
+}
+
+/** Turso's log, or the one that triggers keep in a plain SQLite file. */
+type LogTable = "turso_cdc" | "_cdc";
+
+async function logTable(connection: CdcConnection): Promise<LogTable> {
+  const [row] = await selectAll(
+    connection,
+    "SELECT 1 AS one FROM sqlite_schema WHERE name = '_cdc'",
+  );
+  return row === undefined ? "turso_cdc" : "_cdc";
+}
+
+async function isSettled(connection: CdcConnection): Promise<boolean> {
+  const [now] = await selectAll<{ schema_version: number }>(connection, "PRAGMA schema_version");
+  const [state] = await selectAll<{ version: number }>(connection, STATE_SQL);
+  return Number(now?.schema_version) === Number(state?.version);
 }
 
 type SchemaEntry = Extract<LogEntry, { kind: "schema" }>;
@@ -97,6 +125,9 @@ export class CdcTailer {
   readonly #connection: CdcConnection;
   readonly #options: SpoolOptions;
   #started = false;
+  #log: LogTable = "turso_cdc";
+  /** In a plain SQLite file, where a snapshot's log ended: there a batch ends. */
+  #end: { readonly at: bigint; readonly schema: string } | undefined;
   /** Up to where batches have been given out; undefined until the log's identity is known. */
   #position: Watermark | undefined;
   /** The last row that was read, and with `#previous` what a mark is made of. */
@@ -132,19 +163,19 @@ export class CdcTailer {
         if (!(await this.#readPage())) return null;
         continue;
       }
-      const entry = readLogEntry(row);
-      if (entry.kind === "row" || entry.kind === "schema") {
-        const change = await this.#place(entry, BigInt(row.change_id));
-        if (change !== undefined) {
-          this.#spool ??= new ChangeSpool(this.#options);
-          this.#spool.push(change);
-        }
+      const change = await this.#changeOf(row);
+      if (change !== undefined) {
+        this.#spool ??= new ChangeSpool(this.#options);
+        this.#spool.push(change);
       }
       this.#previous = this.#last;
       this.#last = row;
       this.#next++;
-      if (entry.kind !== "commit" || this.#spool === undefined) continue;
-      return this.#finish(row, this.#spool);
+      const isEnd = this.#end?.at === BigInt(row.change_id);
+      const schema = isEnd ? this.#end!.schema : this.#digestAt(BigInt(row.change_id));
+      if (isEnd) this.#end = undefined;
+      if ((!isEnd && row.change_type !== COMMIT) || this.#spool === undefined) continue;
+      return this.#finish(row, this.#spool, schema);
     }
   }
 
@@ -154,20 +185,32 @@ export class CdcTailer {
     this.#spool = undefined;
   }
 
-  #finish(row: LogRow, spool: ChangeSpool): Batch {
+  async #changeOf(row: LogRow): Promise<CdcChange | undefined> {
+    if (this.#log === "_cdc") return readSqliteChange(row);
+    const entry = readLogEntry(row);
+    if (entry.kind !== "row" && entry.kind !== "schema") return undefined;
+    return await this.#place(entry, BigInt(row.change_id));
+  }
+
+  /** A digest is of a snapshot's schema, which is a position's only if none came after it. */
+  #digestAt(position: bigint): string | null {
+    if (this.#log === "_cdc") return null;
+    const { schema, changedAt } = this.#page!;
+    return position >= changedAt ? schema.digest : null;
+  }
+
+  #finish(row: LogRow, spool: ChangeSpool, schema: string | null): Batch {
     const { log, commit: after } = this.#position!;
     const commit = BigInt(row.change_id);
     const watermark = { log, commit, mark: markOf(row, this.#previous) };
     this.#position = watermark;
     this.#spool = undefined;
-    const { schema, changedAt } = this.#page!;
     return {
       kind: "transaction",
       ...watermark,
       after,
       timeMs: row.change_time * 1000,
-      // A digest is of the snapshot's schema, which is this batch's only if none came after it.
-      schema: commit >= changedAt ? schema.digest : null,
+      schema,
       changes: spool,
       close: () => spool.close(),
     };
@@ -178,21 +221,34 @@ export class CdcTailer {
     return await inSnapshot(this.#connection, async () => {
       if (!this.#started) await this.#start();
       await this.#checkIdentity();
+      // What lies behind an altered schema is not all in the log yet.
+      const isPlain = this.#log === "_cdc";
+      if (isPlain && this.#end === undefined && !(await isSettled(this.#connection))) return false;
       const last = this.#last?.change_id ?? "0";
       const from = this.#previous?.change_id ?? last;
-      const rows = await selectAll<LogRow>(this.#connection, PAGE_SQL, last, from);
+      const rows = await selectAll<LogRow>(this.#connection, pageSql(this.#log), last, from);
       const fresh = await this.#checkContinuity(rows);
       this.#rows = fresh;
       this.#next = 0;
       if (fresh.length === 0) return false;
-      await this.#readSchema(fresh);
+      if (isPlain) await this.#findEnd();
+      else await this.#readSchema(fresh);
       return true;
     });
+  }
+
+  async #findEnd(): Promise<void> {
+    if (this.#end !== undefined) return;
+    const schema = await readSourceSchema(this.#connection, this.#page?.schema);
+    this.#page = { schema, changedAt: 0n };
+    const [ends] = await selectAll<{ newest: string }>(this.#connection, endsSql(this.#log));
+    this.#end = { at: BigInt(ends!.newest), schema: schema.digest };
   }
 
   /** Finds the watermark's row and takes it for the last that was read. */
   async #start(): Promise<void> {
     const identity = await readLogIdentity(this.#connection);
+    this.#log = await logTable(this.#connection);
     const after = this.#position;
     if (after === undefined) {
       if (!identity.complete) {
@@ -211,7 +267,11 @@ export class CdcTailer {
 
   async #find(after: Watermark): Promise<void> {
     const position = after.commit.toString();
-    const [row, previous] = await selectAll<LogRow>(this.#connection, NEWEST_TWO_SQL, position);
+    const [row, previous] = await selectAll<LogRow>(
+      this.#connection,
+      newestTwoSql(this.#log),
+      position,
+    );
     if (row?.change_id !== position) throw await this.#whyMissing(after.commit);
     if (markOf(row, previous) !== after.mark) throw rewound(after.commit);
     this.#last = row;
@@ -242,7 +302,7 @@ export class CdcTailer {
   async #whyMissing(position: bigint): Promise<CdcError> {
     const [ends] = await selectAll<{ oldest: string | null; newest: string | null }>(
       this.#connection,
-      ENDS_SQL,
+      endsSql(this.#log),
     );
     const pruned = ends?.oldest != null && BigInt(ends.oldest) > position;
     if (pruned) return new CdcError("log-pruned", `the log begins at ${ends.oldest} only`);

@@ -1,0 +1,431 @@
+/**
+ * A plain SQLite file as a source: keeps the log (sqlite-log.ts) and what it cannot keep by itself,
+ * the schema. Anybody may alter the file at any time; `settle` notices by PRAGMA schema_version, puts
+ * the difference into the log as statements, and captures again what was written under triggers that
+ * no longer fitted. Until that is done a tailer gives out nothing: a batch never ends between a schema
+ * change and its place in the log.
+ *
+ * What one statement cannot say (a rename, a dropped column, a table that was built anew, rowids that
+ * VACUUM gave out anew) is sent as a table dropped, made and filled in one transaction.
+ *
+ * Invariants (test/cdc/sqlite.test.ts):
+ *   Q1  in a settled file, the log's end and the file are the same: applying one gives the other.
+ *   Q2  a settle is one transaction, and after it the recorded schema version is the file's.
+ */
+import type { Database } from "bun:sqlite";
+import { type Random, systemRandom } from "../base/random.ts";
+import { quoteName } from "../base/sql-text.ts";
+import { CdcError } from "./error.ts";
+import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
+import { rowidName } from "./source-schema.ts";
+import {
+  CANARY_ROWID,
+  CREATE_LOG_SQL,
+  captureTriggers,
+  LOG_STATEMENT_SQL,
+  type LoggedTable,
+  logAllRowsSql,
+  triggerNames,
+} from "./sqlite-log.ts";
+import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
+
+/** Bounds how long one prune holds the write lock. */
+const PRUNE_ROWS_MAX = 5_000;
+
+const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
+const UNIQUE_INDEX = /^\s*CREATE\s+UNIQUE\b/i;
+
+interface Known extends SchemaObject {
+  readonly sql: string;
+  /** The names of the stored columns as JSON; "" for what is no table. */
+  readonly columns: string;
+}
+
+/** What became of a table since it was looked at last. */
+type Fate = "same" | "new" | "column-added" | "rebuilt";
+
+interface Current {
+  readonly objects: readonly SchemaObject[];
+  readonly tables: ReadonlyMap<string, LoggedTable>;
+}
+
+/** The log of one file. The connection is one that may write; it is not closed here. */
+export class SqliteCapture {
+  readonly #db: Database;
+
+  private constructor(db: Database) {
+    this.#db = db;
+  }
+
+  /** Begins or goes on with the log of a file, settled. Throws "source-unfit" where it cannot be. */
+  static open(db: Database, random: Random = systemRandom): SqliteCapture {
+    const capture = new SqliteCapture(db);
+    if (!capture.#hasTable("_cdc")) capture.#begin(random);
+    else capture.settle();
+    return capture;
+  }
+
+  /** Whether nobody has changed the schema since it was settled. Cheap. */
+  get isSettled(): boolean {
+    return this.#schemaVersion() === this.#state().schema_version;
+  }
+
+  /** Puts what happened to the schema into the log; true when there was something. */
+  settle(): boolean {
+    if (this.isSettled) return false;
+    return this.#transaction(() => {
+      if (this.isSettled) return false;
+      this.#settleInside();
+      return true;
+    });
+  }
+
+  /** The newest change id, 0 for an empty log. */
+  newest(): bigint {
+    const row = this.#db
+      .query<{ id: string | null }, []>("SELECT CAST(max(change_id) AS TEXT) AS id FROM _cdc")
+      .get();
+    return BigInt(row?.id ?? 0);
+  }
+
+  /** Deletes up to 5,000 of the oldest rows below `through`, keeping that one and the one before it. */
+  prune(through: bigint): number {
+    return this.#db
+      .query(
+        `DELETE FROM _cdc WHERE change_id IN (
+           SELECT change_id FROM _cdc
+           WHERE change_id < (
+             SELECT min(change_id) FROM (
+               SELECT change_id FROM _cdc WHERE change_id <= ? ORDER BY change_id DESC LIMIT 2))
+           ORDER BY change_id LIMIT ${PRUNE_ROWS_MAX})`,
+      )
+      .run(through).changes;
+  }
+
+  /** Takes the log and its triggers out of the file. */
+  static remove(db: Database): void {
+    db.transaction(() => {
+      const triggers = db
+        .query<{ name: string }, []>(
+          "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE '\\_cdc\\_a__%' ESCAPE '\\'",
+        )
+        .all();
+      for (const { name } of triggers) db.run(`DROP TRIGGER ${quoteName(name)}`);
+      for (const table of ["_cdc", "_cdc_object", "_cdc_state", "_cdc_log", "_cdc_canary"]) {
+        db.run(`DROP TABLE IF EXISTS ${table}`);
+      }
+    }).immediate();
+  }
+
+  #begin(random: Random): void {
+    const { encoding } = this.#db.query<{ encoding: string }, []>("PRAGMA encoding").get()!;
+    if (encoding !== "UTF-8") throw unfit(`its texts are ${encoding}; only UTF-8 is followed`);
+    this.#transaction(() => {
+      const current = this.#readCurrent();
+      const isComplete = current.objects.length === 0 ? 1 : 0;
+      this.#db.run(CREATE_LOG_SQL);
+      this.#db.run(
+        "CREATE TABLE _cdc_log (one INTEGER PRIMARY KEY CHECK (one = 1), log TEXT NOT NULL, complete INTEGER NOT NULL)",
+      );
+      this.#db.run("INSERT INTO _cdc_log VALUES (1, ?, ?)", [random.hex(16), isComplete]);
+      this.#db.run("INSERT INTO _cdc_state VALUES (1, 0, 0)");
+      this.#capture(current);
+      this.#record(current);
+    });
+  }
+
+  #transaction<T>(run: () => T): T {
+    this.#db.run("BEGIN IMMEDIATE");
+    try {
+      const result = run();
+      this.#db.run("COMMIT");
+      return result;
+    } catch (error) {
+      if (this.#db.inTransaction) this.#db.run("ROLLBACK");
+      throw error;
+    }
+  }
+
+  #settleInside(): void {
+    const current = this.#readCurrent();
+    const known = this.#db.query<Known, []>("SELECT * FROM _cdc_object").all();
+    const fates = this.#fatesOf(current, known);
+    this.#logDrops(known, current, fates);
+    for (const [name, table] of current.tables) this.#logTable(table, fates.get(name)!, current);
+    this.#logCreates(known, current, fates);
+    this.#capture(current);
+    this.#record(current);
+  }
+
+  #fatesOf(current: Current, known: readonly Known[]): Map<string, Fate> {
+    const before = new Map(
+      known.filter(({ type }) => type === "table").map((each) => [each.name, each]),
+    );
+    const fates = new Map<string, Fate>();
+    const wasVacuumed = this.#wasVacuumed();
+    const doubtful = this.#doubtfulKeys(current, known);
+    for (const [name, table] of current.tables) {
+      const fate = this.#fateOf(table, current, before.get(name), wasVacuumed);
+      const stood = fate === "same" || fate === "column-added";
+      fates.set(name, stood && doubtful.has(name) && this.#isTouched(name) ? "rebuilt" : fate);
+    }
+    return fates;
+  }
+
+  /**
+   * Tables of which a UNIQUE index was not there for a while. What was written then is in the log
+   * before the index goes: on a follower that still has it, such a row throws out another.
+   */
+  #doubtfulKeys(current: Current, known: readonly Known[]): ReadonlySet<string> {
+    const unique = known.filter(({ type, sql }) => type === "index" && UNIQUE_INDEX.test(sql));
+    const gone = unique.filter((index) => !isUnchanged(index, current));
+    // One that was dropped and made anew left two more versions than there are differences.
+    const changed = known.filter((object) => !isUnchanged(object, current)).length;
+    const appeared = current.objects.filter((object) => !isKnown(object, known)).length;
+    const versions = this.#schemaVersion() - this.#state().schema_version;
+    const doubtful = versions - changed - appeared >= 2 ? unique : gone;
+    return new Set(doubtful.map((index) => index.tbl_name));
+  }
+
+  #isTouched(table: string): boolean {
+    return (
+      this.#db
+        .query("SELECT 1 FROM _cdc WHERE change_id > ? AND table_name = ? LIMIT 1")
+        .get(this.#state().settled, table) !== null
+    );
+  }
+
+  #wasVacuumed(): boolean {
+    const row = this.#db.query<{ id: number }, []>("SELECT rowid AS id FROM _cdc_canary").get();
+    return row?.id !== CANARY_ROWID;
+  }
+
+  #fateOf(
+    table: LoggedTable,
+    current: Current,
+    before: Known | undefined,
+    wasVacuumed: boolean,
+  ): Fate {
+    if (before === undefined) return "new";
+    const { sql } = sqlOf(current, "table", table.name);
+    if (!this.#isCaptured(table.name)) return "rebuilt";
+    const isRenumbered = wasVacuumed && table.rowid !== undefined;
+    if (isRenumbered && !this.#hasIntegerKey(table, current)) return "rebuilt";
+    if (sql === before.sql && before.columns === JSON.stringify(table.columns)) return "same";
+    const added = addedColumn(before, table, sql!);
+    return added === undefined || table.rowid === undefined ? "rebuilt" : "column-added";
+  }
+
+  /** Whether our triggers stand on it: they go with a table that is dropped and made anew. */
+  #isCaptured(table: string): boolean {
+    return triggerNames(table).every((name) => this.#hasTrigger(name, table));
+  }
+
+  /** Only an alias of the rowid is given out by SQLite when NULL is inserted; its type says so. */
+  #hasIntegerKey(table: LoggedTable, current: Current): boolean {
+    const keys = this.#columnsOf(table.name).filter(({ pk }) => pk > 0);
+    const { sql } = sqlOf(current, "table", table.name);
+    return (
+      keys.length === 1 &&
+      /^integer$/i.test(keys[0]!.type) &&
+      // A historical accident: with DESC behind the column it is an ordinary key.
+      !/primary\s+key\s+desc/i.test(sql!)
+    );
+  }
+
+  /** What is gone or changed; what stood on a dropped table went with it. */
+  #logDrops(known: readonly Known[], current: Current, fates: ReadonlyMap<string, Fate>): void {
+    const stays = (name: string) => {
+      const fate = fates.get(name);
+      return fate === "same" || fate === "column-added";
+    };
+    for (const type of ["view", "trigger", "index"]) {
+      for (const object of known) {
+        if (object.type !== type || isUnchanged(object, current)) continue;
+        const isOnTable = current.tables.has(object.tbl_name) || wasTable(known, object.tbl_name);
+        if (type !== "view" && isOnTable && !stays(object.tbl_name)) continue;
+        this.#logStatement(`DROP ${type.toUpperCase()} ${quoteName(object.name)}`);
+      }
+    }
+    for (const { type, name } of known) {
+      if (type === "table" && !stays(name)) this.#logStatement(`DROP TABLE ${quoteName(name)}`);
+    }
+  }
+
+  #logTable(table: LoggedTable, fate: Fate, current: Current): void {
+    const { sql } = sqlOf(current, "table", table.name);
+    switch (fate) {
+      case "same":
+        return;
+      case "column-added": {
+        const before = this.#db
+          .query<Known, [string]>("SELECT * FROM _cdc_object WHERE type = 'table' AND name = ?")
+          .get(table.name)!;
+        const definition = addedColumn(before, table, sql!);
+        this.#logStatement(`ALTER TABLE ${quoteName(table.name)} ADD COLUMN ${definition}`);
+        // Logged by triggers that did not know the column.
+        this.#db.run(logAllRowsSql(table, this.#state().settled));
+        return;
+      }
+      case "new":
+      case "rebuilt":
+        this.#logStatement(sql!);
+        this.#db.run(logAllRowsSql(table));
+    }
+  }
+
+  #logCreates(known: readonly Known[], current: Current, fates: ReadonlyMap<string, Fate>): void {
+    const before = new Map(known.map((each) => [`${each.type} ${each.name}`, each]));
+    for (const type of ["index", "view", "trigger"]) {
+      for (const object of current.objects) {
+        if (object.type !== type) continue;
+        const fate = fates.get(object.tbl_name);
+        const went = fate === "new" || fate === "rebuilt";
+        if (!went && before.get(`${type} ${object.name}`)?.sql === object.sql) continue;
+        this.#logStatement(object.sql!);
+      }
+    }
+  }
+
+  #logStatement(sql: string): void {
+    this.#db.query(LOG_STATEMENT_SQL).run(sql);
+  }
+
+  /**
+   * Makes the triggers what they should be, and the newest of their tables: those run first. Behind
+   * one of the application's they would not run where that one fails and the write stays (OR FAIL).
+   */
+  #capture(current: Current): void {
+    const standing = this.#db
+      .query<{ id: number; name: string; tbl_name: string; sql: string }, []>(
+        "SELECT rowid AS id, name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid",
+      )
+      .all();
+    const ours = standing.filter(({ name }) => CAPTURE_TRIGGER.test(name));
+    const kept = new Set<string>();
+    for (const table of current.tables.values()) {
+      const wanted = captureTriggers(table);
+      const newest = standing.filter(({ tbl_name }) => tbl_name === table.name).slice(-3);
+      const stands = wanted.every(({ name, sql }) =>
+        newest.some((trigger) => trigger.name === name && trigger.sql === sql),
+      );
+      if (stands) for (const { name } of wanted) kept.add(name);
+    }
+    for (const { name } of ours) {
+      if (!kept.has(name)) this.#db.run(`DROP TRIGGER ${quoteName(name)}`);
+    }
+    for (const table of current.tables.values()) {
+      for (const { name, sql } of captureTriggers(table)) if (!kept.has(name)) this.#db.run(sql);
+    }
+  }
+
+  #record(current: Current): void {
+    this.#db.run("DELETE FROM _cdc_canary");
+    this.#db.run("INSERT INTO _cdc_canary (rowid) VALUES (?)", [CANARY_ROWID]);
+    this.#db.run("DELETE FROM _cdc_object");
+    const insert = this.#db.query("INSERT INTO _cdc_object VALUES (?, ?, ?, ?, ?)");
+    for (const { type, name, tbl_name, sql } of current.objects) {
+      const table = type === "table" ? current.tables.get(name) : undefined;
+      insert.run(type, name, tbl_name, sql, table ? JSON.stringify(table.columns) : "");
+    }
+    this.#db
+      .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
+      .run(this.#schemaVersion(), this.newest());
+  }
+
+  #readCurrent(): Current {
+    const all = this.#db.query<SchemaObject, []>(SCHEMA_SQL).all();
+    const virtual = this.#db.query<{ name: string }, []>(VIRTUAL_SQL).all();
+    const objects = followedObjects(
+      all,
+      virtual.map(({ name }) => name),
+    );
+    const tables = new Map<string, LoggedTable>();
+    for (const { type, name } of objects) {
+      if (type === "table") tables.set(name, this.#readTable(name));
+    }
+    return { objects, tables };
+  }
+
+  #readTable(name: string): LoggedTable {
+    const columns = this.#columnsOf(name);
+    const names = columns.map((column) => column.name);
+    const { wr } = this.#db
+      .query<{ wr: number }, [string]>(
+        "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?",
+      )
+      .get(name)!;
+    const rowid = wr === 1 ? undefined : rowidName(names);
+    if (wr !== 1 && rowid === undefined) throw unfit(`columns of ${name} hide its rowid`);
+    const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
+    return { name, columns: names, rowid, key: keyed.map((column) => column.name) };
+  }
+
+  #columnsOf(table: string): SchemaColumn[] {
+    return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
+  }
+
+  #state(): { readonly schema_version: number; readonly settled: number } {
+    return this.#db
+      .query<{ schema_version: number; settled: number }, []>(
+        "SELECT schema_version, settled FROM _cdc_state",
+      )
+      .get()!;
+  }
+
+  #schemaVersion(): number {
+    return this.#db.query<{ schema_version: number }, []>("PRAGMA schema_version").get()!
+      .schema_version;
+  }
+
+  #hasTable(name: string): boolean {
+    return (
+      this.#db.query("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?").get(name) !==
+      null
+    );
+  }
+
+  #hasTrigger(name: string, table: string): boolean {
+    return (
+      this.#db
+        .query("SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = ? AND tbl_name = ?")
+        .get(name, table) !== null
+    );
+  }
+}
+
+function unfit(why: string): CdcError {
+  return new CdcError("source-unfit", `this file cannot be followed: ${why}`);
+}
+
+function sqlOf(current: Current, type: string, name: string): SchemaObject {
+  return current.objects.find((object) => object.type === type && object.name === name)!;
+}
+
+function isUnchanged(object: Known, current: Current): boolean {
+  return current.objects.some(
+    ({ type, name, sql }) => type === object.type && name === object.name && sql === object.sql,
+  );
+}
+
+function isKnown(object: SchemaObject, known: readonly Known[]): boolean {
+  return known.some(
+    ({ type, name, sql }) => type === object.type && name === object.name && sql === object.sql,
+  );
+}
+
+function wasTable(known: readonly Known[], name: string): boolean {
+  return known.some((object) => object.type === "table" && object.name === name);
+}
+
+/** The definition of the one column that ALTER TABLE … ADD COLUMN put behind the others. */
+function addedColumn(before: Known, table: LoggedTable, sql: string): string | undefined {
+  const columns: readonly string[] = JSON.parse(before.columns);
+  const isPrefix = columns.every((name, i) => table.columns[i] === name);
+  if (!isPrefix || table.columns.length !== columns.length + 1) return undefined;
+  const start = before.sql.lastIndexOf(")");
+  const end = before.sql.slice(start);
+  const added = sql.slice(start, sql.length - end.length);
+  if (!sql.startsWith(before.sql.slice(0, start)) || !sql.endsWith(end)) return undefined;
+  return /^\s*,\s*\S/.test(added) ? added.replace(/^\s*,\s*/, "") : undefined;
+}
