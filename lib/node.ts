@@ -6,11 +6,15 @@
 import { existsSync, statSync } from "node:fs";
 import type { Cancel, Clock, Timers } from "./base/clock.ts";
 import { systemTimers } from "./base/clock.ts";
-import { HookSyncError } from "./base/errors.ts";
+import { HookSyncError, RequestError } from "./base/errors.ts";
 import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
+import { CdcError } from "./cdc/error.ts";
+import { CdcService } from "./cdc/service.ts";
+import { parseWatermark } from "./cdc/stream.ts";
 import type { Config } from "./config.ts";
 import { answerStarting, createApp } from "./http/app.ts";
+import type { CdcSource } from "./http/cdc-routes.ts";
 import type { HealthReport } from "./http/health-routes.ts";
 import { Mesh } from "./mesh.ts";
 import { IDLE_TIMEOUT_MS } from "./protocol/limits.ts";
@@ -72,6 +76,7 @@ class Node implements RunningNode {
   #mesh: Mesh | undefined;
   #digestHandle: DigestHandle | undefined;
   #verifier: Verifier | undefined;
+  #cdc: CdcService | undefined;
   #tick: Cancel | undefined;
   #isStopping = false;
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
@@ -150,6 +155,7 @@ class Node implements RunningNode {
       },
     });
     this.#store = store;
+    this.#cdc = this.#openCdc(path, store);
     this.#counter = new ItemCounter(store.db, clock);
     const mesh = new Mesh({
       config,
@@ -205,6 +211,7 @@ class Node implements RunningNode {
         },
         keepOpen: (request) => this.#server?.timeout(request, 0),
       },
+      ...(this.#cdc === undefined ? {} : { cdc: this.#cdcSource(this.#cdc) }),
       reportError: (error, request) => this.#reportError(error, request),
     });
     this.#server!.reload({ fetch: (request) => app.fetch(request) });
@@ -215,6 +222,40 @@ class Node implements RunningNode {
         .join(config.join)
         .catch((error) => this.#reportError(error, { method: "", path: "join" }));
     }
+  }
+
+  /** Opens the log for followers, or ends one that an earlier start had begun. */
+  #openCdc(path: string, store: Store): CdcService | undefined {
+    const { config, clock, random } = this.#options;
+    if (!config.cdc) {
+      store.endCdc();
+      return undefined;
+    }
+    try {
+      const { cdcKeepMs: keepMs, cdcBytesMax: keepBytes } = config;
+      const timers = this.#timers;
+      const service = CdcService.open({ path, keepMs, keepBytes, clock, timers, random });
+      store.beganCdc();
+      return service;
+    } catch (error) {
+      if (!(error instanceof CdcError)) throw error;
+      const hint = "Start without --cdc, or change what is named.";
+      throw new HookSyncError("store-failed", error.message, hint, error);
+    }
+  }
+
+  #cdcSource(service: CdcService): CdcSource {
+    return {
+      stream: (parameters, once) => {
+        try {
+          const after = once ? null : parseWatermark(parameters);
+          return service.stream(after, parameters.get("name"), once);
+        } catch (error) {
+          if (!(error instanceof CdcError)) throw error;
+          throw new RequestError(400, error.message);
+        }
+      },
+    };
   }
 
   #describe(path: string, store: Store, added: readonly string[]): string[] {
@@ -303,6 +344,7 @@ class Node implements RunningNode {
     if (this.#isStopping) return;
     try {
       await this.#store!.runDue();
+      this.#cdc?.look();
       this.#reasons.delete("file");
       await this.#mesh!.look();
       await this.#verifier!.look();
@@ -348,6 +390,7 @@ class Node implements RunningNode {
         synced: [...store.survey.synced.values()].map((table) => table.name),
         notSynced: store.survey.notSynced,
       },
+      ...(this.#cdc === undefined ? {} : { followers: this.#cdc.followers() }),
       sqliteVersion: store.sqliteVersion,
       uptimeS: Math.floor((clock.monotonicMs() - this.#startedMs) / 1_000),
     };
@@ -392,6 +435,7 @@ class Node implements RunningNode {
         { pending },
       );
     this.#reports.flush(true);
+    this.#cdc?.close();
     await store.close();
     this.#lock!.release();
   }

@@ -13,9 +13,11 @@ export {
   type CdcValue,
   type Watermark,
 } from "./change.ts";
+export { type ClosedFileOutcome, followClosedFile } from "./closed-file.ts";
 export type { CdcConnection, CdcStatement, MaybePromise } from "./connection.ts";
 export { readCopy } from "./copy.ts";
 export { CdcError, type CdcErrorCode } from "./error.ts";
+export { Follower, type FollowerOptions, type FollowerStatus } from "./follower.ts";
 export {
   CHANGE_BYTES_MAX,
   encodeBeat,

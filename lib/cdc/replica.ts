@@ -12,7 +12,7 @@
  *   R2  a batch that does not follow the watermark, or fails in the middle, leaves everything as it was.
  *   R3  no statement of a log is run but one plain CREATE, ALTER or DROP (statement.ts).
  */
-import type { Database, SQLQueryBindings, Statement } from "bun:sqlite";
+import { Database, type SQLQueryBindings, type Statement } from "bun:sqlite";
 import { nameKey, quoteName } from "../base/sql-text.ts";
 import { type Batch, BrokenText, type CdcChange, type CdcValue, type Watermark } from "./change.ts";
 import { CdcError } from "./error.ts";
@@ -75,6 +75,7 @@ export type ApplyOutcome = "applied" | "already-applied";
  */
 export class Replica {
   readonly #db: Database;
+  #owned: Database | undefined;
   readonly #tables = new Map<string, ReplicaTable>();
   #statements = 0;
   #digest: { readonly version: number; readonly text: string } | undefined;
@@ -86,6 +87,16 @@ export class Replica {
     if (db.query("SELECT 1 FROM sqlite_schema WHERE name = '_cdc_trigger'").get() === null) {
       db.run(CREATE_SQL);
     }
+  }
+
+  /** Opens or makes a follower's file, for readers beside it. */
+  static open(path: string): Replica {
+    const db = new Database(path, { create: true, readwrite: true });
+    db.run("PRAGMA busy_timeout = 5000");
+    db.run("PRAGMA journal_mode = WAL");
+    const replica = new Replica(db);
+    replica.#owned = db;
+    return replica;
   }
 
   /** How far it is; null before the first batch. */
@@ -132,9 +143,10 @@ export class Replica {
     }
   }
 
-  /** Finalizes the statements; the database stays open. */
+  /** Finalizes the statements; a database that was handed in stays open. */
   close(): void {
     this.#forget();
+    this.#owned?.close();
   }
 
   #applyInside(batch: Batch): ApplyOutcome {

@@ -28,6 +28,10 @@ export interface StreamConnection extends CdcConnection {
 export interface ServeOptions extends FrameOptions {
   readonly pollMs?: number;
   readonly beatMs?: number;
+  /** Ends the stream between two batches after this time, so that followers say where they are. */
+  readonly lifeMs?: number;
+  /** Ends it after the first batch: a copy and nothing else. */
+  readonly once?: boolean;
   readonly clock?: Clock;
   readonly timers?: Timers;
 }
@@ -59,6 +63,8 @@ class StreamSource {
   readonly #options: ServeOptions;
   readonly #clock: Clock;
   readonly #timers: Timers;
+  readonly #untilMs: number;
+  #batches = 0;
   #connection: StreamConnection | undefined;
   #tailer: CdcTailer | undefined;
   #batch: Batch | undefined;
@@ -77,6 +83,7 @@ class StreamSource {
     this.#options = options;
     this.#clock = options.clock ?? systemClock;
     this.#timers = options.timers ?? systemTimers;
+    this.#untilMs = this.#clock.monotonicMs() + (options.lifeMs ?? Number.POSITIVE_INFINITY);
   }
 
   async pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
@@ -84,6 +91,10 @@ class StreamSource {
     try {
       const frame = await this.#nextFrame();
       if (frame !== undefined && !this.#stopped) controller.enqueue(frame);
+      else if (!this.#stopped) {
+        this.#stopped = true;
+        controller.close();
+      }
     } catch (error) {
       if (this.#stopped) return;
       this.#stopped = true;
@@ -108,9 +119,10 @@ class StreamSource {
     if (next !== undefined && next.done !== true) return next.value;
     this.#endBatch();
     const beatAt = this.#clock.monotonicMs() + (this.#options.beatMs ?? BEAT_MS);
-    while (!this.#stopped) {
+    while (!this.#stopped && !this.#isOver()) {
       const batch = await this.#nextBatch();
       if (batch !== null) {
+        this.#batches++;
         this.#batch = batch;
         this.#frames = encodeFrames(batch, this.#options);
         return this.#frames.next().value as Uint8Array;
@@ -121,6 +133,11 @@ class StreamSource {
     return undefined;
   }
 
+  #isOver(): boolean {
+    if (this.#options.once === true && this.#batches > 0) return true;
+    return this.#clock.monotonicMs() >= this.#untilMs;
+  }
+
   async #nextBatch(): Promise<Batch | null> {
     this.#connection ??= await this.#open();
     if (this.#tailer !== undefined) return await this.#tailer.pollBatch();
@@ -128,10 +145,20 @@ class StreamSource {
       this.#tailer = new CdcTailer(this.#connection, this.#after, this.#options);
       return await this.#tailer.pollBatch();
     }
-    const copy = await readCopy(this.#connection, this.#clock.nowMs(), this.#options);
+    const copy = await this.#copyWhenSettled(this.#connection);
+    if (copy === null) return null;
     const { log, commit, mark } = copy;
     this.#tailer = new CdcTailer(this.#connection, { log, commit, mark }, this.#options);
     return copy;
+  }
+
+  async #copyWhenSettled(connection: StreamConnection): Promise<Batch | null> {
+    try {
+      return await readCopy(connection, this.#clock.nowMs(), this.#options);
+    } catch (error) {
+      if (error instanceof CdcError && error.code === "unsettled") return null;
+      throw error;
+    }
   }
 
   #pause(): Promise<void> {

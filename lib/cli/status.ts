@@ -62,6 +62,11 @@ export interface Health {
     readonly differing: number;
     readonly repaired: number;
   } | null;
+  readonly followers?: readonly {
+    readonly name: string;
+    readonly behind: number;
+    readonly seen: number;
+  }[];
   readonly reasons?: readonly string[];
   readonly warnings?: readonly string[];
 }
@@ -96,7 +101,18 @@ export function statusText(node: string, health: Health): string {
     ...verifiedLines(health),
     health.peers.length === 0 ? "no peers" : "peers",
   ];
-  return `${lines.join("\n")}\n${columnsText(health.peers.map(peerCells))}`;
+  const peers = columnsText(health.peers.map(peerCells));
+  return `${lines.join("\n")}\n${peers}${followersText(health)}`;
+}
+
+function followersText({ followers = [] }: Health): string {
+  if (followers.length === 0) return "";
+  const cells = followers.map(({ name, behind, seen }) => [
+    `  ${name}`,
+    behind === 0 ? "has everything" : `${changes(behind)} behind`,
+    `when it asked at ${new Date(seen).toISOString()}`,
+  ]);
+  return `followers\n${columnsText(cells)}`;
 }
 
 function letterLines({ dead_letter, parked = 0 }: Health): string[] {

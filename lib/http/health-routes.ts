@@ -29,6 +29,15 @@ export interface VerifiedReport {
   readonly repairedInAll: number;
 }
 
+/** A follower that gave its name. */
+export interface FollowerReport {
+  readonly name: string;
+  /** Rows of the log that it had not said to have when it was seen last. */
+  readonly behind: number;
+  /** Wall clock, ms. */
+  readonly seenMs: number;
+}
+
 export interface HealthReport {
   /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
   readonly ok: boolean;
@@ -57,6 +66,8 @@ export interface HealthReport {
     readonly synced: readonly string[];
     readonly notSynced: readonly Unqualified[];
   };
+  /** Named followers of the node's change log; absent where it keeps none. */
+  readonly followers?: readonly FollowerReport[];
   readonly sqliteVersion: string;
   readonly uptimeS: number;
 }
@@ -98,11 +109,16 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     peers: report.peers.map((peer) => peerJson(peer, report.fills)),
     tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
     verified: report.verified === undefined ? null : verifiedJson(report.verified),
+    ...(report.followers === undefined ? {} : { followers: report.followers.map(followerJson) }),
     reasons: report.reasons,
     warnings: report.warnings,
     sqlite_version: report.sqliteVersion,
     uptime_s: report.uptimeS,
   };
+}
+
+function followerJson({ name, behind, seenMs }: FollowerReport): Readonly<Record<string, unknown>> {
+  return { name, behind, seen: seenMs };
 }
 
 function verifiedJson(verified: VerifiedReport): Readonly<Record<string, unknown>> {

@@ -15,6 +15,7 @@ import {
   triggerState,
   writeKnownTables,
 } from "./catalog.ts";
+import { removeCdcTriggers } from "./cdc-names.ts";
 import { carryTable, followColumns, followTableRenames } from "./follow-schema.ts";
 import { refuseOtherShapes, setting, wasOurs } from "./migrations.ts";
 import { openDatabase } from "./open.ts";
@@ -116,6 +117,7 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
     followColumns(db, before, remembered.columns, settledThrough);
 
   if (before || selection.all || selection.names.includes(key)) removeTriggers(db, key);
+  removeCdcTriggers(db, key);
   db.prepare(alteration.sql).run();
   const name = alteration.renamedTo ?? alteration.table;
   if (!before) return { table: name, isSynced: false };

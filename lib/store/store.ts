@@ -21,6 +21,7 @@ import { Announcer } from "./announce.ts";
 import { Applier, type ApplyEvent } from "./apply.ts";
 import { emptyTally, Guilty, runWithout } from "./apply-parts.ts";
 import type { Survey } from "./catalog.ts";
+import { removeCdc } from "./cdc-names.ts";
 import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
@@ -202,6 +203,22 @@ export class Store {
     this.#openTransaction();
     this.zeroed = this.#zeroStamps();
     doneOpening(db);
+  }
+
+  /** The file now keeps a log for followers, by this node's wish. */
+  beganCdc(): void {
+    if (setting(this.db, "cdc") === null) setSetting(this.db, "cdc", 1);
+  }
+
+  /** Takes out a log for followers that this node kept before; one that others keep stays. */
+  endCdc(): void {
+    if (setting(this.db, "cdc") === null) return;
+    this.db
+      .transaction(() => {
+        removeCdc(this.db);
+        dropSetting(this.db, "cdc");
+      })
+      .immediate();
   }
 
   get survey(): Survey {

@@ -1,0 +1,184 @@
+/**
+ * A follower that keeps going: connects, applies, and after any end connects again, from where the
+ * replica is or for a copy where only one helps. What carries the bytes comes in as `connect`.
+ *
+ *   connecting ──► copying ──► following ──ends, is cut, falls silent──► waiting ──► connecting
+ *
+ * Pauses grow with failures in a row and begin anew with a batch. A copy that is asked for again and
+ * again (a source whose log leaves something out all the time) comes in pauses, too.
+ */
+import { retryPauseMs } from "../base/backoff.ts";
+import type { Cancel, Clock, Timers } from "../base/clock.ts";
+import type { Random } from "../base/random.ts";
+import type { Batch } from "./change.ts";
+import { CdcError } from "./error.ts";
+import type { Replica } from "./replica.ts";
+import { followCdc, formatWatermark } from "./stream.ts";
+
+/** Three heartbeats: a connection that is silent for longer is dead, whatever the socket says. */
+const SILENCE_MS_MAX = 30_000;
+
+/** What a follower tells of itself. */
+export interface FollowerStatus {
+  readonly state: "connecting" | "copying" | "following" | "waiting" | "stopped";
+  /** Transactions and copies applied by this process. */
+  readonly transactions: number;
+  readonly copies: number;
+  /** How old the newest transaction that is here was when it was applied; 0 once all is here. */
+  readonly lagMs: number;
+  readonly lastError: string | null;
+}
+
+export interface FollowerOptions {
+  readonly replica: Replica;
+  /** Opens the stream of a position (`formatWatermark`); throws where it cannot. */
+  connect(query: string, signal: AbortSignal): Promise<AsyncIterable<Uint8Array>>;
+  readonly clock: Clock;
+  readonly timers: Timers;
+  readonly random: Random;
+  /** After each batch, and after each end with its reason (undefined: the source ended it). */
+  onBatch?(batch: Batch): void;
+  onEnd?(reason: string | undefined): void;
+}
+
+/** One follower's life. `run` ends with `stop`, or throws where the follower's own file fails. */
+export class Follower {
+  readonly #options: FollowerOptions;
+  #state: FollowerStatus["state"] = "connecting";
+  #transactions = 0;
+  #copies = 0;
+  #lagMs = 0;
+  #lastError: string | null = null;
+  #failures = 0;
+  #wantsCopy = false;
+  #isStopped = false;
+  #abort = new AbortController();
+  #wake: (() => void) | undefined;
+
+  constructor(options: FollowerOptions) {
+    this.#options = options;
+  }
+
+  get status(): FollowerStatus {
+    return {
+      state: this.#state,
+      transactions: this.#transactions,
+      copies: this.#copies,
+      lagMs: this.#lagMs,
+      lastError: this.#lastError,
+    };
+  }
+
+  async run(): Promise<void> {
+    while (!this.#isStopped) {
+      const failure = await this.#follow();
+      if (this.#isStopped) break;
+      this.#lastError = failure === undefined ? null : failure.message;
+      this.#options.onEnd?.(failure?.message);
+      // An end between two transactions is how a source asks where its followers are.
+      if (failure !== undefined) await this.#pause();
+    }
+    this.#state = "stopped";
+  }
+
+  stop(): void {
+    this.#isStopped = true;
+    this.#abort.abort();
+    this.#wake?.();
+  }
+
+  async #follow(): Promise<Error | undefined> {
+    const { replica, connect } = this.#options;
+    const from = this.#wantsCopy ? null : replica.watermark();
+    this.#state = from === null ? "copying" : "connecting";
+    this.#abort = new AbortController();
+    let chunks: AsyncIterable<Uint8Array>;
+    try {
+      chunks = await connect(formatWatermark(from), this.#abort.signal);
+    } catch (error) {
+      return error instanceof Error ? error : new Error(String(error));
+    }
+    if (from !== null) this.#state = "following";
+    let networkFailure: Error | undefined;
+    const guarded = this.#guard(chunks, (error) => {
+      networkFailure ??= error;
+    });
+    try {
+      await followCdc(replica, guarded, {
+        onBatch: (batch) => this.#applied(batch),
+        onBeat: () => {
+          this.#failures = 0;
+          this.#lagMs = 0;
+        },
+      });
+      return networkFailure;
+    } catch (error) {
+      if (networkFailure !== undefined) return networkFailure;
+      // Anything else is the follower's own file: full, damaged, locked for too long.
+      if (!(error instanceof CdcError)) throw error;
+      if (error.needsCopy) this.#wantsCopy = true;
+      return error;
+    }
+  }
+
+  #applied(batch: Batch): void {
+    this.#state = "following";
+    this.#wantsCopy = false;
+    if (batch.kind === "copy") this.#copies++;
+    else {
+      this.#transactions++;
+      this.#failures = 0;
+    }
+    this.#lagMs = Math.max(0, this.#options.clock.nowMs() - batch.timeMs);
+    this.#options.onBatch?.(batch);
+  }
+
+  /** The chunks, ended by a failure of the network or a silence; `failed` is told which. */
+  async *#guard(
+    chunks: AsyncIterable<Uint8Array>,
+    failed: (error: Error) => void,
+  ): AsyncGenerator<Uint8Array> {
+    let silence: Cancel = () => {};
+    const watch = () => {
+      silence();
+      silence = this.#options.timers.after(SILENCE_MS_MAX, () => {
+        failed(new Error(`nothing was heard for ${SILENCE_MS_MAX / 1000} s`));
+        this.#abort.abort();
+      });
+    };
+    watch();
+    try {
+      const iterator = chunks[Symbol.asyncIterator]();
+      while (true) {
+        let next: IteratorResult<Uint8Array>;
+        try {
+          next = await iterator.next();
+        } catch (error) {
+          failed(error instanceof Error ? error : new Error(String(error)));
+          return;
+        }
+        if (next.done === true) return;
+        watch();
+        yield next.value;
+      }
+    } finally {
+      silence();
+      // Where the follower ended it: the connection is not needed any more.
+      this.#abort.abort();
+    }
+  }
+
+  async #pause(): Promise<void> {
+    this.#failures++;
+    this.#state = "waiting";
+    const { timers, random } = this.#options;
+    await new Promise<void>((resolve) => {
+      const cancel = timers.after(retryPauseMs(this.#failures, random), resolve);
+      this.#wake = () => {
+        cancel();
+        resolve();
+      };
+    });
+    this.#wake = undefined;
+  }
+}

@@ -1,0 +1,184 @@
+/**
+ * The log of a running node's file: keeps it settled, serves it to followers, remembers the named
+ * ones, and deletes what nobody needs. It has a writing connection of its own, used for moments only;
+ * everything the node and other programs write is logged by the file's triggers.
+ */
+import { Database } from "bun:sqlite";
+import type { Clock, Timers } from "../base/clock.ts";
+import type { Random } from "../base/random.ts";
+import type { Watermark } from "./change.ts";
+import { SqliteCapture } from "./sqlite-capture.ts";
+import { serveCdc } from "./stream.ts";
+
+/** Another program's transaction is waited for when the log is opened, never while the node runs. */
+const OPEN_BUSY_MS = 5_000;
+const BUSY_MS = 5;
+
+/** A stream ends so often, and its follower asks again from where it is: that is what is kept. */
+const STREAM_MS = 300_000;
+const POLL_MS = 50;
+const PRUNE_PAUSE_MS = 10_000;
+/** Rows whose size stands for all. */
+const SAMPLE_ROWS = 1_000;
+/** Names take a row each and hold the log back. */
+const FOLLOWERS_MAX = 256;
+
+const CREATE_SQL = `
+  CREATE TABLE IF NOT EXISTS _cdc_follower (
+    name TEXT PRIMARY KEY,
+    position INTEGER NOT NULL,
+    seen_ms INTEGER NOT NULL
+  )`;
+
+const SEEN_SQL = `
+  INSERT INTO _cdc_follower (name, position, seen_ms)
+  VALUES (?1, ?2, ?3)
+  ON CONFLICT (name) DO UPDATE
+  SET position = ?2, seen_ms = ?3`;
+
+/** Kept in a node's file; `behind` in rows of the log. */
+export interface NamedFollower {
+  readonly name: string;
+  readonly position: number;
+  readonly behind: number;
+  readonly seenMs: number;
+}
+
+export interface CdcServiceOptions {
+  readonly path: string;
+  /** What is older is deleted, whoever still needs it. */
+  readonly keepMs: number;
+  readonly keepBytes: number;
+  readonly clock: Clock;
+  readonly timers: Timers;
+  readonly random: Random;
+}
+
+export class CdcService {
+  readonly #options: CdcServiceOptions;
+  readonly #db: Database;
+  readonly #capture: SqliteCapture;
+  #pruneAtMs = 0;
+  #isPruning = false;
+
+  /** Opens the log, or begins it. Throws a CdcError where the file cannot be followed. */
+  static open(options: CdcServiceOptions): CdcService {
+    const db = new Database(options.path);
+    try {
+      db.run(`PRAGMA busy_timeout = ${OPEN_BUSY_MS}`);
+      const service = new CdcService(options, db, SqliteCapture.open(db, options.random));
+      db.run(CREATE_SQL);
+      service.#capture.settle();
+      db.run(`PRAGMA busy_timeout = ${BUSY_MS}`);
+      return service;
+    } catch (error) {
+      db.close();
+      throw error;
+    }
+  }
+
+  private constructor(options: CdcServiceOptions, db: Database, capture: SqliteCapture) {
+    this.#options = options;
+    this.#db = db;
+    this.#capture = capture;
+  }
+
+  /** A step of the node's timer: settles what others altered, deletes what nobody needs. */
+  look(): void {
+    try {
+      this.#capture.settle();
+      const nowMs = this.#options.clock.monotonicMs();
+      if (!this.#isPruning && nowMs < this.#pruneAtMs) return;
+      this.#pruneAtMs = nowMs + PRUNE_PAUSE_MS;
+      this.#isPruning = this.#prune();
+    } catch (error) {
+      // Somebody else writes: the next step comes soon.
+      if (!isBusy(error)) throw error;
+    }
+  }
+
+  /** A follower's stream; under its name its position is kept, and holds the log. */
+  stream(after: Watermark | null, name: string | null, once: boolean): ReadableStream<Uint8Array> {
+    const { path, clock, timers } = this.#options;
+    if (name !== null) this.#see(name, after);
+    const options = { pollMs: POLL_MS, lifeMs: STREAM_MS, once, clock, timers };
+    return serveCdc(() => new Database(path, { readonly: true }), after, options);
+  }
+
+  followers(): readonly NamedFollower[] {
+    const newest = Number(this.#capture.newest());
+    return this.#db
+      .query<{ name: string; position: number; seen_ms: number }, []>(
+        "SELECT name, position, seen_ms FROM _cdc_follower ORDER BY name",
+      )
+      .all()
+      .map(({ name, position, seen_ms: seenMs }) => {
+        return { name, position, behind: Math.max(0, newest - position), seenMs };
+      });
+  }
+
+  close(): void {
+    this.#db.close();
+  }
+
+  /** Takes the log out of a file that was a source and is to be none any more. */
+  static remove(path: string): void {
+    const db = new Database(path);
+    try {
+      db.run(`PRAGMA busy_timeout = ${OPEN_BUSY_MS}`);
+      const kept = "SELECT 1 FROM sqlite_schema WHERE name = '_cdc'";
+      if (db.query(kept).get() !== null) SqliteCapture.remove(db);
+    } finally {
+      db.close();
+    }
+  }
+
+  #see(name: string, after: Watermark | null): void {
+    const position = after?.commit ?? this.#capture.newest();
+    const { n } = this.#db
+      .query<{ n: number }, [string]>("SELECT count(*) AS n FROM _cdc_follower WHERE name <> ?")
+      .get(name)!;
+    if (n >= FOLLOWERS_MAX) return;
+    try {
+      this.#db.query(SEEN_SQL).run(name, position, this.#options.clock.nowMs());
+    } catch (error) {
+      if (!isBusy(error)) throw error;
+    }
+  }
+
+  /** Deletes a part of what may go; true when there is more of it. */
+  #prune(): boolean {
+    const { clock, keepMs } = this.#options;
+    const sinceMs = clock.nowMs() - keepMs;
+    this.#db.query("DELETE FROM _cdc_follower WHERE seen_ms < ?").run(sinceMs);
+    const row = this.#db
+      .query<{ slowest: number | null; old: number | null }, [number]>(
+        `SELECT
+           (SELECT min(position) FROM _cdc_follower) AS slowest,
+           (SELECT max(change_id) FROM _cdc WHERE change_time < ?) AS old`,
+      )
+      .get(sinceMs / 1000)!;
+    const through = Math.max(row.slowest ?? 0, row.old ?? 0, this.#tooMuch());
+    return through > 0 && this.#capture.prune(BigInt(through)) > 0;
+  }
+
+  /** Up to where the log is more than may be kept. */
+  #tooMuch(): number {
+    const { bytes, oldest, newest } = this.#db
+      .query<{ bytes: number | null; oldest: number; newest: number }, []>(
+        `SELECT
+           (SELECT avg(coalesce(length("after"), 0) + coalesce(length("before"), 0) + 60)
+            FROM (SELECT "before", "after" FROM _cdc ORDER BY change_id DESC LIMIT ${SAMPLE_ROWS})) AS bytes,
+           coalesce((SELECT min(change_id) FROM _cdc), 0) AS oldest,
+           coalesce((SELECT max(change_id) FROM _cdc), 0) AS newest`,
+      )
+      .get()!;
+    if (bytes === null) return 0;
+    const rowsMax = Math.floor(this.#options.keepBytes / bytes);
+    return newest - oldest > rowsMax ? newest - rowsMax : 0;
+  }
+}
+
+function isBusy(error: unknown): boolean {
+  return error instanceof Error && "code" in error && /^SQLITE_BUSY/.test(String(error.code));
+}
