@@ -33,6 +33,7 @@ const LENGTH_BYTES = 4;
 const HEADER_BYTES_MAX = 4096;
 const MESSAGE_LENGTH_MAX = 1000;
 const LINE_BREAK = 10;
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 /** A frame limit other than the default is for tests. */
 export interface FrameOptions extends SpoolOptions {
@@ -266,20 +267,28 @@ export class FrameReader {
   #addLines(body: Uint8Array): void {
     let { rest, restBytes } = this.#open!;
     const { spool } = this.#open!;
-    let start = 0;
-    for (let end = body.indexOf(LINE_BREAK); end >= 0; end = body.indexOf(LINE_BREAK, start)) {
-      const line = Buffer.concat([...rest, body.subarray(start, end)]).toString("utf8");
-      spool.push(decodeChange(line));
+    const end = body.lastIndexOf(LINE_BREAK);
+    if (end >= 0) {
+      const whole = body.subarray(0, end);
+      const text = rest.length > 0 ? Buffer.concat([...rest, whole]) : whole;
+      for (const line of linesOf(text)) spool.push(decodeChange(line));
       [rest, restBytes] = [[], 0];
-      start = end + 1;
     }
-    if (start < body.length) {
+    if (end + 1 < body.length) {
       // A copy: the frame's memory is the chunk's and would be held with it.
-      rest = [...rest, body.slice(start)];
-      restBytes += body.length - start;
+      rest = [...rest, body.slice(end + 1)];
+      restBytes += body.length - end - 1;
     }
     if (restBytes > CHANGE_BYTES_MAX) throw new CdcError("too-large", "a change without an end");
     this.#open = { ...this.#open!, rest, restBytes };
+  }
+}
+
+function linesOf(bytes: Uint8Array): string[] {
+  try {
+    return utf8.decode(bytes).split("\n");
+  } catch (cause) {
+    throw new CdcError("malformed", "not a frame: changes that are not UTF-8", cause);
   }
 }
 

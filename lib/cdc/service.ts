@@ -16,7 +16,6 @@ const BUSY_MS = 5;
 
 /** A stream ends so often, and its follower asks again from where it is: that is what is kept. */
 const STREAM_MS = 300_000;
-const POLL_MS = 50;
 const PRUNE_PAUSE_MS = 10_000;
 /** Rows whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
@@ -101,7 +100,7 @@ export class CdcService {
   stream(after: Watermark | null, name: string | null, once: boolean): ReadableStream<Uint8Array> {
     const { path, clock, timers } = this.#options;
     if (name !== null) this.#see(name, after);
-    const options = { pollMs: POLL_MS, lifeMs: STREAM_MS, once, clock, timers };
+    const options = { lifeMs: STREAM_MS, once, clock, timers };
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }
 

@@ -135,6 +135,8 @@ export class CdcTailer {
   #previous: LogRow | undefined;
   #rows: readonly LogRow[] = [];
   #next = 0;
+  /** The file's data_version when there was nothing new. */
+  #idleAt: number | undefined;
   #spool: ChangeSpool | undefined;
   #page: PageSchema | undefined;
   #schemaScannedTo: bigint | undefined;
@@ -218,6 +220,20 @@ export class CdcTailer {
 
   /** Reads on; false when there is nothing new. */
   async #readPage(): Promise<boolean> {
+    if (this.#log !== "_cdc") return await this.#readPageInside();
+    // An idle file is looked at many times a second by each follower.
+    const [now] = await selectAll<{ data_version: number }>(
+      this.#connection,
+      "PRAGMA data_version",
+    );
+    const version = Number(now?.data_version);
+    if (version === this.#idleAt) return false;
+    const isMore = await this.#readPageInside();
+    this.#idleAt = isMore ? undefined : version;
+    return isMore;
+  }
+
+  async #readPageInside(): Promise<boolean> {
     return await inSnapshot(this.#connection, async () => {
       if (!this.#started) await this.#start();
       await this.#checkIdentity();

@@ -4,19 +4,17 @@
  * sees two tables apart that are always changed together, and in the end everything is equal.
  * `SEEDS=500 bun test test/cdc/differential.test.ts` searches longer, `SEED=7` replays one.
  */
-import { Database as Sqlite } from "bun:sqlite";
 import { afterAll, describe, expect, test } from "bun:test";
-import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { enableCdc, pruneCdc, serveCdc } from "../../lib/cdc/index.ts";
 import { parseWatermark } from "../../lib/cdc/stream.ts";
 import { readLogEnd } from "../../lib/cdc/tailer.ts";
 import { Seeded } from "../support/seeded.ts";
 import { contentOf } from "./support/content.ts";
+import { Reader, startApplier, turn } from "./support/killed-follower.ts";
 import { TursoSource } from "./support/turso-source.ts";
-import { PAIR_CHECK_SQL, PAIR_SQL, Workload } from "./support/workload.ts";
+import { PAIR_SQL, Workload } from "./support/workload.ts";
 
-const APPLIER = join(import.meta.dir, "support", "applier.ts");
 const ROUNDS = 6;
 const STEPS = 40;
 const WAIT_MS = 60_000;
@@ -60,7 +58,7 @@ async function run(seed: number): Promise<number> {
     },
   });
   const workload = new Workload(random, [source.writer, second], renames);
-  let applier = start(server.url.href, path);
+  let applier = startApplier(server.url.href, path);
   try {
     for (let round = 0; round < ROUNDS; round++) {
       for (let step = 0; step < STEPS; step++) {
@@ -72,7 +70,7 @@ async function run(seed: number): Promise<number> {
       if (random.chance(0.5)) await pruneCdc(source.writer, reader.commit());
       applier.kill("SIGKILL");
       await applier.exited;
-      applier = start(server.url.href, path);
+      applier = startApplier(server.url.href, path);
     }
     // What the log leaves out is noticed with the next transaction that it has.
     workload.pay();
@@ -87,75 +85,5 @@ async function run(seed: number): Promise<number> {
     await applier.exited;
     await server.stop(true);
     reader.close();
-  }
-}
-
-function start(url: string, path: string) {
-  return Bun.spawn([process.execPath, APPLIER, url, path], { stdout: "ignore", stderr: "inherit" });
-}
-
-const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
-
-/** Another program that reads the follower's file. */
-class Reader {
-  readonly #path: string;
-  #db: Sqlite | undefined;
-  checks = 0;
-
-  constructor(path: string) {
-    this.#path = path;
-  }
-
-  check(): void {
-    const db = this.#open();
-    if (db === undefined) return;
-    const known = db.query("SELECT 1 FROM sqlite_schema WHERE name = 'received'").get();
-    if (known === null) return;
-    const row = db.query<{ difference: number | null }, []>(PAIR_CHECK_SQL).get();
-    if (row?.difference != null) this.checks++;
-    expect(row?.difference ?? 0).toBe(0);
-  }
-
-  commit(): bigint {
-    return BigInt(this.#row()?.commit_id ?? 0);
-  }
-
-  mark(): string | undefined {
-    return this.#row()?.mark;
-  }
-
-  async content(): Promise<unknown> {
-    return await contentOf(this.#db!);
-  }
-
-  /** Until the follower is there; a follower that stops on the way fails by the test's time. */
-  async until(commit: bigint): Promise<void> {
-    for (let at = this.commit(); at < commit; at = this.commit()) {
-      this.check();
-      await Bun.sleep(2);
-    }
-  }
-
-  close(): void {
-    this.#db?.close();
-  }
-
-  #row(): { commit_id: string; mark: string } | null {
-    const db = this.#open();
-    const known = db?.query("SELECT 1 FROM sqlite_schema WHERE name = '_cdc_watermark'").get();
-    if (db === undefined || known == null) return null;
-    return db
-      .query<{ commit_id: string; mark: string }, []>(
-        "SELECT CAST(commit_id AS TEXT) AS commit_id, mark FROM _cdc_watermark",
-      )
-      .get();
-  }
-
-  #open(): Sqlite | undefined {
-    if (this.#db === undefined && existsSync(this.#path)) {
-      this.#db = new Sqlite(this.#path);
-      this.#db.run("PRAGMA busy_timeout = 5000");
-    }
-    return this.#db;
   }
 }

@@ -1,0 +1,112 @@
+/**
+ * A plain SQLite file against a follower that is killed again and again: two programs that know
+ * nothing of the log write the file, with triggers, foreign keys and every kind of ALTER. A reader of
+ * the follower's file never sees two tables apart that are always changed together, and in the end
+ * everything is equal. `SEEDS=500` searches longer, `SEED=7` replays one.
+ */
+import { Database } from "bun:sqlite";
+import { afterAll, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
+import { parseWatermark, serveCdc } from "../../lib/cdc/stream.ts";
+import { readLogEnd } from "../../lib/cdc/tailer.ts";
+import { Seeded } from "../support/seeded.ts";
+import { contentOf } from "./support/content.ts";
+import { Reader, startApplier, turn } from "./support/killed-follower.ts";
+import { SqliteWorkload } from "./support/sqlite-workload.ts";
+import { PAIR_SQL } from "./support/workload.ts";
+
+const ROUNDS = 4;
+const STEPS = 30;
+const WAIT_MS = 120_000;
+
+const one = Bun.env["SEED"];
+const count = Number(Bun.env["SEEDS"] ?? 20);
+const seeds = one ? [Number(one)] : Array.from({ length: count }, (_, i) => i + 1);
+
+let checked = 0;
+afterAll(() => expect(checked).toBeGreaterThan(0));
+
+describe.each(seeds)("seed %d", (seed) => {
+  test(
+    "follower and file are equal",
+    async () => {
+      const folder = mkdtempSync(join(tmpdir(), "cdc-sqlite-"));
+      try {
+        checked += await run(seed, folder);
+      } finally {
+        rmSync(folder, { recursive: true, force: true });
+      }
+    },
+    WAIT_MS,
+  );
+});
+
+function open(path: string): Database {
+  const db = new Database(path);
+  db.run("PRAGMA busy_timeout = 5000");
+  db.run("PRAGMA journal_mode = WAL");
+  db.run("PRAGMA synchronous = OFF");
+  return db;
+}
+
+/** SQLite itself can damage a file by some mixtures of triggers, UPSERT and REPLACE. */
+function isWhole(db: Database): boolean {
+  const [row] = db.query<{ integrity_check: string }, []>("PRAGMA integrity_check").all();
+  return row!.integrity_check === "ok";
+}
+
+async function run(seed: number, folder: string): Promise<number> {
+  const random = new Seeded(seed);
+  const source = join(folder, "source.db");
+  const path = join(folder, "copy.db");
+  using first = open(source);
+  using second = open(source);
+  using node = open(source);
+  first.exec(PAIR_SQL);
+  const capture = SqliteCapture.open(node);
+  const reader = new Reader(path);
+  let laterCopies = 0;
+  const server = Bun.serve({
+    hostname: "127.0.0.1",
+    port: 0,
+    fetch: (request) => {
+      const after = parseWatermark(new URL(request.url).searchParams);
+      if (after === null && reader.commit() > 0n) laterCopies++;
+      const options = random.chance(0.5) ? { frameBytesMax: 20_000, memoryBytesMax: 50_000 } : {};
+      const connect = () => new Database(source, { readonly: true });
+      return new Response(serveCdc(connect, after, { pollMs: 2, ...options }));
+    },
+  });
+  const workload = new SqliteWorkload(random, [first, second]);
+  let applier = startApplier(server.url.href, path);
+  try {
+    for (let round = 0; round < ROUNDS; round++) {
+      for (let step = 0; step < STEPS; step++) {
+        workload.step();
+        if (!isWhole(node)) return reader.checks;
+        if (random.chance(0.3)) capture.settle();
+        if (step % 5 === 0) await turn();
+        reader.check();
+      }
+      if (random.chance(0.5)) capture.prune(reader.commit());
+      applier.kill("SIGKILL");
+      await applier.exited;
+      applier = startApplier(server.url.href, path);
+    }
+    capture.settle();
+    const end = await readLogEnd(node);
+    await reader.until(end.commit);
+    expect(await reader.content()).toEqual(await contentOf(node));
+    expect(reader.mark()).toBe(end.mark);
+    expect(laterCopies).toBe(0);
+    return reader.checks;
+  } finally {
+    applier.kill("SIGKILL");
+    await applier.exited;
+    await server.stop(true);
+    reader.close();
+  }
+}
