@@ -16,6 +16,8 @@ export type CdcErrorCode =
   | "source-unfit"
   /** The schema was altered and its log has not caught up. Ask again. */
   | "unsettled"
+  /** A file that has tables and was never a follower's: a copy would replace them. */
+  | "not-a-copy"
   /** The watermark is of another log. */
   | "other-log"
   /** The log no longer (or never) reached back to the watermark. */
@@ -63,6 +65,7 @@ const CODES: ReadonlySet<string> = new Set<CdcErrorCode>([
   "too-large",
   "source-unfit",
   "unsettled",
+  "not-a-copy",
 ]);
 
 /** Whether a text from a stream is one of the codes. */

@@ -11,6 +11,7 @@
  *   R1  at or below the watermark a batch does nothing.
  *   R2  a batch that does not follow the watermark, or fails in the middle, leaves everything as it was.
  *   R3  no statement of a log is run but one plain CREATE, ALTER or DROP (statement.ts).
+ *   R4  a first copy replaces no tables that did not come from a source.
  */
 import { Database, type SQLQueryBindings, type Statement } from "bun:sqlite";
 import { nameKey, quoteName } from "../base/sql-text.ts";
@@ -99,6 +100,11 @@ export class Replica {
     return replica;
   }
 
+  /** Whether the file is somebody's: it has tables and no watermark. No copy replaces those. */
+  isForeign(): boolean {
+    return this.watermark() === null && !this.#isEmpty();
+  }
+
   /** How far it is; null before the first batch. */
   watermark(): Watermark | null {
     const row = this.#db
@@ -150,8 +156,12 @@ export class Replica {
   }
 
   #applyInside(batch: Batch): ApplyOutcome {
-    if (batch.kind === "copy") this.#empty();
-    else if (this.#isKnown(batch)) return "already-applied";
+    if (batch.kind === "copy") {
+      if (this.isForeign()) {
+        throw new CdcError("not-a-copy", "the file has tables of its own and was never a copy");
+      }
+      this.#empty();
+    } else if (this.#isKnown(batch)) return "already-applied";
     // Somebody may have altered the file between two batches.
     if (this.#digest?.version !== this.#schemaVersion()) this.#forget();
     for (const change of batch.changes) this.#change(change);

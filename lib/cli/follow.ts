@@ -76,6 +76,12 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
     return tell(runtime, `${words.path}: ${(error as Error).message}`);
   }
   try {
+    if (replica.isForeign()) {
+      return await tell(
+        runtime,
+        `${words.path} has tables of its own and is no copy: name a file that is not there`,
+      );
+    }
     if (file !== undefined) return await followFile(file, words.path, replica, runtime);
     const name = words.flags.values.get("name")?.[0];
     const token =

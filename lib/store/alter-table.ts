@@ -101,7 +101,8 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
   }
   const selection = wasOurs(db) ? readSelection(db) : undefined;
   if (selection === undefined) {
-    // No node of ours has used the file, so nothing of ours stands in the way.
+    // No node of ours has used the file; a log for followers may stand in the way.
+    removeCdcTriggers(db, key);
     db.prepare(alteration.sql).run();
     return { table: alteration.renamedTo ?? alteration.table, isSynced: false };
   }

@@ -261,6 +261,16 @@ describe("a copy", () => {
     expect(replica.watermark()).toEqual({ log: "M", commit: 7n, mark: "mark 7" });
   });
 
+  test("never replaces tables that did not come from a source", () => {
+    const db = new Database(":memory:");
+    db.run("CREATE TABLE mine (x)");
+    const replica = new Replica(db);
+    expect(replica.isForeign()).toBe(true);
+    expect(codeOf(() => applyBatch(replica, copy(sql("CREATE TABLE t (z)"))))).toBe("not-a-copy");
+    expect(db.query("SELECT name FROM sqlite_schema WHERE name = 'mine'").all()).toHaveLength(1);
+    expect(follower().replica.isForeign()).toBe(false);
+  });
+
   test("that fails leaves what there was", () => {
     const { db, replica } = follower();
     applyBatch(replica, batch(2, 9, [insert(1, "old", 1n)]));

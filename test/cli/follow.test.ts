@@ -256,6 +256,13 @@ test.each<[string, string[]]>([
   expect(err).toContain(where);
 });
 
+test("a file with tables of its own is not made a copy", async () => {
+  withDb(path, (db) => db.run("CREATE TABLE mine (x)"));
+  const { code, err } = await run(["follow", "http://127.0.0.1:1", "--db", path]);
+  expect([code, err]).toEqual([1, expect.stringContaining("is no copy")]);
+  expect(withDb(path, (db) => db.query("SELECT * FROM mine").all())).toEqual([]);
+});
+
 test("a file that is not there is not made", async () => {
   const { code, err } = await run(["follow", "turso-file:none.db", "--db", copy], { cwd: folder });
   expect([code, err]).toEqual([1, "hook-sync: there is no file none.db\n"]);
