@@ -326,6 +326,7 @@ function readToken(text: string): Read<string> {
 export function loadConfig(input: ConfigInput): ConfigResult {
   const mistakes: Mistake[] = [];
   const given = gather(input, mistakes);
+  const isFileUnread = mistakes.some(({ where }) => where === given.get("config")?.texts[0]);
 
   /** The value of a setting, read; undefined where it is not given or wrong (and then noted). */
   function take<T>(name: SettingName, read: (text: string) => Read<T>): T | undefined {
@@ -344,8 +345,9 @@ export function loadConfig(input: ConfigInput): ConfigResult {
   }
   function required(name: SettingName, right: string): void {
     if (given.has(name)) return;
-    // Given without its value: that has been said already.
+    // Given without its value: that has been said already. A file that is no TOML may have it.
     if (mistakes.some((mistake) => mistake.where.replace(/^-+/, "") === name)) return;
+    if (isFileUnread) return;
     mistakes.push({ where: `--${name}`, value: undefined, right });
   }
 
@@ -376,7 +378,7 @@ export function loadConfig(input: ConfigInput): ConfigResult {
     batchChangesMax:
       take("batch-size", readCount("changes", 1, BATCH_CHANGES_MAX)) ?? BATCH_CHANGES_MAX,
     batchBytesMax:
-      take("batch-bytes", readSize(BATCH_BYTES_MIN, BODY_BYTES_LIMIT)) ?? BATCH_BYTES_MAX,
+      take("batch-bytes", readSize(BATCH_BYTES_MIN, BODY_BYTES_MAX)) ?? BATCH_BYTES_MAX,
     schema,
     tables,
     synchronous: take("synchronous", readOneOf("full", "normal")) ?? "full",
@@ -495,8 +497,12 @@ function readConfigFile(
   try {
     table = Bun.TOML.parse(text.value);
   } catch (error) {
-    const said = error instanceof Error ? error.message.replace(/^TOML Parse error: /, "") : "";
-    mistakes.push({ where: path, value: undefined, right: `expected TOML: ${said}` });
+    const line = lineOfTomlError(text.value);
+    mistakes.push({
+      where: path,
+      value: undefined,
+      right: `expected TOML, line ${line}: ${tomlError(error)}`,
+    });
     return found;
   }
   const settings = new Map<string, Setting>(SETTINGS.map((setting) => [setting.name, setting]));
@@ -515,6 +521,27 @@ function readConfigFile(
     } else found.set(setting.name as SettingName, { where, texts });
   }
   return found;
+}
+
+/** What the parser said; it does not say where. */
+function tomlError(error: unknown): string {
+  return error instanceof Error ? error.message.replace(/^TOML Parse error: /, "") : "";
+}
+
+/** The first line with which the text is wrong in the way that it is as a whole. */
+function lineOfTomlError(text: string): number {
+  const lines = text.split("\n");
+  const errorIn = (count: number) => {
+    try {
+      Bun.TOML.parse(`${lines.slice(0, count).join("\n")}\n`);
+      return undefined;
+    } catch (error) {
+      return tomlError(error);
+    }
+  };
+  const whole = errorIn(lines.length);
+  for (let count = 1; count < lines.length; count++) if (errorIn(count) === whole) return count;
+  return lines.length;
 }
 
 const TOML_EXPECTED: Record<Setting["kind"], string> = {

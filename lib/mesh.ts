@@ -1,13 +1,15 @@
 /**
  * A node among its peers: who they are, how far they have come, and what to do when one of them turns
- * out to be new, restored, or this very node (DESIGN.md, "Identity"). Owns the shipper; whoever the
+ * out to be new, restored, or a twin (DESIGN.md, "Identity"). Owns the shipper; whoever the
  * peers are can change while the node runs.
  *
  * Invariants:
  *   M1  a peer that is new to a node with content, or lost what it had acknowledged, is filled.
  *   M2  network faults alone never start a fill: only a mark below what was acknowledged when the
  *       request left, or another file behind the same address, does.
- *   M3  a removed peer stops holding the log at once.
+ *   M3  whether a new peer must be filled is decided, and kept, before anything is shipped to it: only
+ *       then its mark says what it had of this file before.
+ *   M4  a removed peer stops holding the log at once.
  */
 import type { Clock, Timers } from "./base/clock.ts";
 import { RequestError } from "./base/errors.ts";
@@ -20,6 +22,8 @@ import { PEERS_MAX } from "./protocol/limits.ts";
 import { isOwnAddress } from "./protocol/own-address.ts";
 import type { PeerHealth } from "./protocol/peer.ts";
 import { parsePeerUrl } from "./protocol/peer-url.ts";
+import { relationOf, type Self, twinWarnings } from "./protocol/twins.ts";
+import { REPAIR_DB } from "./shipper/comparison.ts";
 import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { callNode, complaint } from "./shipper/node-client.ts";
@@ -35,6 +39,8 @@ export interface MeshOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
+  /** Of this process; without it a copy of its file cannot be told from itself. */
+  readonly run?: string;
   /** Rows over all tables, for the word to an empty node. */
   readonly itemCount: () => number;
   readonly reportError: (error: unknown, what: string) => void;
@@ -52,6 +58,14 @@ const LOOKS_PER_HEALTH = 2;
 /** Between two fills of one peer; doubled each time up to the other, and forgotten after that. */
 const FILL_PAUSE_MS = 5_000;
 const FILL_PAUSE_MS_MAX = 3_600_000;
+/** A node that shipped here under this node's --id is spoken of for so long. */
+const NAMESAKE_MS = 3_600_000;
+/** As store.ts has it: what leads to a fill unless the peer turns out to know us. */
+const NEW = "it is new";
+const LOST = "it lost what it had acknowledged (a restored backup?)";
+/** Until shipping, which was ended for a change of the peers, is started again when it could not be. */
+const RESTART_PAUSE_MS = 1_000;
+const FOREIGN_SETTING = "foreign-senders";
 /** Between attempts to join a mesh that is not there yet: this long times the attempt, up to the other. */
 const JOIN_PAUSE_MS = 2_000;
 const JOIN_PAUSE_MS_MAX = 60_000;
@@ -74,8 +88,18 @@ export class Mesh implements Membership {
   readonly #warnings = new Map<string, string>();
   /** Marks that were dealt with: the same one comes with every reply until the peer moves on. */
   readonly #judgedMarks = new Map<string, string>();
-  /** When each peer's last fill began, and how long the next one waits at least. */
-  readonly #fills = new Map<string, { atMs: number; pauseMs: number }>();
+  /** When each peer's last fill began, how long the next one waits at least, and whether that is too often. */
+  readonly #fills = new Map<string, { atMs: number; pauseMs: number; isRepeated: boolean }>();
+  /** Peers whose fill is about to begin. */
+  readonly #beginning = new Set<string>();
+  /** By db id: when a node with this one's --id shipped here last. */
+  readonly #namesakes = new Map<string, number>();
+  /** Ids of nodes of other makes that shipped here, as the file has them. */
+  #foreign: Set<string> | undefined;
+  /** Members of a mesh that was joined with an empty file: what is in it now came from there. */
+  readonly #joinedEmpty = new Set<string>();
+  /** What the log was told of twins. */
+  #toldTwins: readonly string[] = [];
   #shipper: ShipperHandle | undefined;
   #moves: Moved[] = [];
   #isPersisting = false;
@@ -102,8 +126,32 @@ export class Mesh implements Membership {
   }
 
   /** A batch from this sender was committed. */
-  heard(identity: Identity | undefined): void {
+  heard(identity: Identity | undefined, nodeId?: string): void {
     if (identity?.rest !== undefined) this.#restOf.set(identity.db, identity.rest);
+    if (identity === undefined && nodeId !== undefined) this.#meetForeign(nodeId);
+    if (identity === undefined || nodeId !== this.#options.config.id) return;
+    const { db } = identity;
+    // Repairs are sent by whoever compares, also by this node itself.
+    if (db === REPAIR_DB || db === this.#options.store.dbId) return;
+    if (!this.#namesakes.has(db) && this.#namesakes.size >= PEERS_MAX) return;
+    this.#namesakes.set(db, this.#options.clock.monotonicMs());
+    this.#tellTwins();
+  }
+
+  /**
+   * A node of another make that ships here for the first time was told of this one just now: what it
+   * wrote before, others of ours have from it, and nobody sends it here by himself.
+   */
+  #meetForeign(nodeId: string): void {
+    const { store } = this.#options;
+    this.#foreign ??= new Set(JSON.parse(store.keptSetting(FOREIGN_SETTING) ?? "[]") as string[]);
+    if (this.#foreign.has(nodeId) || this.#foreign.size >= PEERS_MAX) return;
+    this.#foreign.add(nodeId);
+    this.#options.onDoubt();
+    this.#inBackground(
+      store.keepSetting(FOREIGN_SETTING, JSON.stringify([...this.#foreign])),
+      FOREIGN_SETTING,
+    );
   }
 
   status(): readonly PeerStatus[] {
@@ -111,7 +159,12 @@ export class Mesh implements Membership {
   }
 
   warnings(): readonly string[] {
-    return [...this.#warnings.values(), ...this.#clockWarning()];
+    return [
+      ...this.#warnings.values(),
+      ...this.#twins(),
+      ...this.#fillWarnings(),
+      ...this.#clockWarning(),
+    ];
   }
 
   get urls(): readonly string[] {
@@ -132,6 +185,8 @@ export class Mesh implements Membership {
 
   #startShipper(peers: ReturnType<Store["configurePeers"]>["starts"]): void {
     const { config, store, path, workerUrl, clock, random, timers } = this.#options;
+    const undecided = store.peers.rows().filter(({ fillWanted }) => fillWanted === NEW);
+    const held = new Set(undecided.map(({ url }) => url));
     const start = this.#options.startShipper ?? startShipper;
     this.#shipper = start({
       workerUrl,
@@ -146,7 +201,7 @@ export class Mesh implements Membership {
         useProxy: config.useProxy,
         settledThrough: store.settledThrough,
         targeted: store.isFilling,
-        peers,
+        peers: peers.map((peer) => ({ ...peer, isHeld: held.has(peer.url) })),
       },
       onMessage: (message) => this.#onShipper(message),
       clock,
@@ -155,15 +210,47 @@ export class Mesh implements Membership {
     });
   }
 
-  /** With other peers, or under another identity. One at a time. */
-  #restartShipper(): Promise<void> {
-    this.#restarting = this.#restarting.then(async () => {
+  /**
+   * With other peers, or after `change`, which nothing that was acknowledged before it may outlive. One
+   * at a time. What cannot be written just now leaves the node shipping as before.
+   */
+  #restartShipper(change: () => Promise<void> = async () => {}): Promise<void> {
+    const restarted = this.#restarting.then(async () => {
       if (this.#isStopping) return;
       await this.#shipper?.stop();
-      await this.#persistAll();
-      this.#startShipper(this.#options.store.configurePeers(this.#urls(), normalise).starts);
+      try {
+        await this.#persistAll();
+        await change();
+      } finally {
+        this.#startAgain();
+      }
     });
-    return this.#restarting;
+    this.#restarting = restarted.catch(() => undefined);
+    return restarted;
+  }
+
+  #startAgain(): void {
+    const { store, timers, reportError } = this.#options;
+    if (this.#isStopping) return;
+    try {
+      this.#startShipper(store.configurePeers(this.#urls(), normalise).starts);
+    } catch (error) {
+      reportError(error, "peers");
+      timers.after(RESTART_PAUSE_MS, () => this.#inBackground(this.#restartShipper(), "peers"));
+    }
+  }
+
+  /** To the peers this is another file from now on, unless it became one since it was `dbId`. */
+  #becomeAnother(dbId: string): Promise<void> {
+    const { store, random } = this.#options;
+    return this.#restartShipper(async () => {
+      if (store.dbId === dbId) await store.becomeAnother(random);
+    });
+  }
+
+  /** What peers acknowledged is gone from the file: shipping starts again at the log's beginning. */
+  relearn(): void {
+    this.#inBackground(this.#restartShipper(), "peers");
   }
 
   // ── What the shipper says ───────────────────────────────────────────────────────────────────
@@ -228,47 +315,80 @@ export class Mesh implements Membership {
     const isFirst = !this.#peerHealth.has(health.url);
     this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
     if (await this.#removeSelf(health)) return;
-    this.#warnOfTwins(health);
-    const before = store.peers.rows().find((peer) => peer.url === health.url);
-    await store.learnPeer(health);
-    if (before === undefined || health.identity?.db === store.dbId) return;
+    this.#tellTwins();
+    const relation = relationOf(this.#self, health);
+    const learned = await store.learnPeer(health);
+    if (learned === undefined) return;
+    if (relation === "copy") await this.#partFromCopy(health.url);
+    if (relation !== "other") return;
     const { identity } = health;
-    if (before.fillWanted !== null) {
+    const { fillWanted } = learned;
+    // What we have of an earlier file of this node is not in this one, and nobody would know.
+    if (learned.isFirst && fillWanted === null && store.hasContent) this.#options.onDoubt();
+    if (fillWanted !== null) {
       const last = identity?.last?.batchId ?? 0;
       // It was a peer before, or started from a copy of a file of this mesh.
       const isOriginal = identity !== undefined && store.isCopyOf(identity.db);
-      const hasAll = isOriginal || (last > 0 && last >= store.prunedThrough);
-      const knowsUs = hasAll && before.fillWanted === "it is new";
+      const isUnfilled = identity !== undefined && store.peers.isUnfilled(identity.db);
+      const hasAll = !isUnfilled && (isOriginal || (last > 0 && last >= store.prunedThrough));
+      const knowsUs = hasAll && fillWanted === NEW;
       if (knowsUs) {
         await store.needNoFill(health.url);
+        this.#shipper?.release(health.url);
         this.#options.onDoubt();
-      } else await this.#fill(health.url, before.fillWanted);
-    } else if (identity && before.dbId !== null && before.dbId !== identity.db) {
-      await this.#fill(health.url, "its file is another one than before");
+      } else await this.#fillOrSpare(health.url, fillWanted);
     }
     if (isFirst && !identity) this.#adviseEmpty(health);
   }
 
   /** A file that is a copy of a peer's may name this node among its peers. */
-  async #removeSelf({ url, identity }: PeerHealth): Promise<boolean> {
-    const { store, config, log } = this.#options;
-    if (identity?.db !== store.dbId || config.peers.includes(url)) return false;
+  async #removeSelf(health: PeerHealth): Promise<boolean> {
+    const { config, log } = this.#options;
+    const { url } = health;
+    const isSelf = relationOf(this.#self, health) === "self";
+    if (!isSelf || config.peers.includes(url)) return false;
     log.info("a peer that the file names is this very node; it is removed", { peer: url });
     return this.remove(url);
   }
 
-  #warnOfTwins(health: PeerHealth): void {
-    const { log, store, config } = this.#options;
-    const { url, nodeId, identity } = health;
-    const warn = (key: string, text: string) => {
-      if (!this.#warnings.has(key)) log.warn(text, { peer: url });
-      this.#warnings.set(key, text);
-    };
-    if (identity?.db === store.dbId) {
-      warn(`self ${url}`, `the peer ${url} is this very node: remove it from the peers`);
-    } else if (nodeId === config.id) {
-      warn(`id ${url}`, `the peer ${url} has the same --id as this node: give each its own`);
-    }
+  /**
+   * Two processes on copies of one file pass for one another everywhere. From now on this is another
+   * file to the peers, the copy, too, and they fill it and each other.
+   */
+  async #partFromCopy(url: string): Promise<void> {
+    const { store, log } = this.#options;
+    log.warn("a peer runs on a copy of this node's file; from now on this one is another file", {
+      peer: url,
+    });
+    await store.wantFill(url, "it ran on a copy of this file");
+    await this.#becomeAnother(store.dbId);
+  }
+
+  get #self(): Self {
+    const { config, store, run } = this.#options;
+    return { nodeId: config.id, db: store.dbId, run };
+  }
+
+  #twins(): string[] {
+    const heard = this.#urls().flatMap((url) => this.#peerHealth.get(url)?.health ?? []);
+    const nowMs = this.#options.clock.monotonicMs();
+    const isNamesakeKnown = (db: string) => heard.some(({ identity }) => identity?.db === db);
+    const hasNamesake = [...this.#namesakes].some(
+      ([db, atMs]) => nowMs - atMs < NAMESAKE_MS && !isNamesakeKnown(db),
+    );
+    const warnings = twinWarnings(this.#self, heard);
+    if (!hasNamesake) return warnings;
+    return [
+      ...warnings,
+      "a node that ships to this one has the same --id, and is none of its peers: give each its own",
+    ];
+  }
+
+  #tellTwins(): void {
+    const twins = this.#twins();
+    for (const text of twins.filter((one) => !this.#toldTwins.includes(one)))
+      this.#options.log.warn(text);
+    this.#toldTwins = twins;
   }
 
   #adviseEmpty(health: PeerHealth): void {
@@ -285,26 +405,49 @@ export class Mesh implements Membership {
     if (!isThere) return;
     const row = this.#options.store.peers.rows().find(({ url }) => url === peer.url);
     if (row?.fillWanted == null) return;
-    await this.#fill(peer.url, row.fillWanted);
+    await this.#fillOrSpare(peer.url, row.fillWanted);
+  }
+
+  async #fillOrSpare(url: string, reason: string): Promise<void> {
+    const { store } = this.#options;
+    const hasAll = this.#joinedEmpty.has(url) && store.prunedThrough === 0;
+    if (reason !== NEW || !hasAll) {
+      await this.#fill(url, reason);
+      return;
+    }
+    await store.needNoFill(url);
+    this.#shipper?.release(url);
   }
 
   async #onMark(message: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
-    const { store, log, random } = this.#options;
-    const { peer, prev, last } = message;
-    const key = `${prev} ${last.batchId} ${last.hash}`;
+    const { peer, db, prev, last } = message;
+    const key = `${db} ${prev} ${last.batchId} ${last.hash}`;
     if (this.#judgedMarks.get(peer) === key) return;
     this.#judgedMarks.set(peer, key);
+    try {
+      await this.#judgeMark(message);
+    } catch (error) {
+      this.#judgedMarks.delete(peer);
+      throw error;
+    }
+  }
+
+  async #judgeMark({
+    peer,
+    prev,
+    last,
+  }: Extract<FromShipper, { kind: "mark-differs" }>): Promise<void> {
+    const { store, log } = this.#options;
     switch (store.judgeMark(prev, last)) {
       case "lost":
-        await this.#fill(peer, "it lost what it had acknowledged (a restored backup?)");
+        await this.#fill(peer, LOST);
         return;
       case "restored":
         log.warn(
           "a peer knows changes that this file never made: it was restored from a backup; from now on it is another file to the peers, and they fill it",
           { peer, their_mark: last.batchId },
         );
-        await store.becomeAnother(random);
-        await this.#restartShipper();
+        await this.#becomeAnother(store.dbId);
         return;
       default:
     }
@@ -316,24 +459,45 @@ export class Mesh implements Membership {
    */
   async #fill(url: string, reason: string): Promise<void> {
     const { clock, store, log } = this.#options;
+    // Several messages may ask before the file says that it has begun; it sends what any of them wants.
+    if (this.#beginning.has(url)) return;
     const nowMs = clock.monotonicMs();
     const last = this.#fills.get(url);
     if (last !== undefined && nowMs - last.atMs < last.pauseMs) {
-      const text = `${url} keeps asking for everything (${reason}): is it several nodes behind one address? It is filled again after a pause`;
-      if (!this.#warnings.has(`fills ${url}`)) log.warn(text);
-      this.#warnings.set(`fills ${url}`, text);
-      await store.wantFill(url, reason);
+      // A restored peer may ask twice: for what it lacks, and once more when it has become another file.
+      if (last.pauseMs > FILL_PAUSE_MS && !last.isRepeated) {
+        last.isRepeated = true;
+        log.warn(tooManyFills(url));
+      }
+      await store.wantFill(url, reason === NEW ? "it is new once more" : reason);
+      this.#shipper?.release(url);
       return;
     }
     const wasLongAgo = last === undefined || nowMs - last.atMs > FILL_PAUSE_MS_MAX;
     const pauseMs = wasLongAgo ? FILL_PAUSE_MS : Math.min(FILL_PAUSE_MS_MAX, last.pauseMs * 2);
-    this.#fills.set(url, { atMs: nowMs, pauseMs });
-    if (wasLongAgo) this.#warnings.delete(`fills ${url}`);
+    const isRepeated = !wasLongAgo && last.isRepeated;
+    this.#fills.set(url, { atMs: nowMs, pauseMs, isRepeated });
+    this.#warnings.delete(`cut ${url}`);
     log.info("filling a peer: it gets every row and every delete", {
       peer: url,
       reason,
     });
-    await store.fill(url, reason);
+    this.#beginning.add(url);
+    const begin = async () => void (await store.fill(url, reason));
+    try {
+      // The peer's mark stands still until it hears that what it lost is not taken for granted any more.
+      await (reason === LOST ? this.#restartShipper(begin) : begin());
+      this.#shipper?.release(url);
+    } finally {
+      this.#beginning.delete(url);
+    }
+  }
+
+  #fillWarnings(): string[] {
+    const nowMs = this.#options.clock.monotonicMs();
+    return [...this.#fills]
+      .filter(([, { atMs, isRepeated }]) => isRepeated && nowMs - atMs <= FILL_PAUSE_MS_MAX)
+      .map(([url]) => tooManyFills(url));
   }
 
   // ── From time to time ───────────────────────────────────────────────────────────────────────
@@ -406,29 +570,38 @@ export class Mesh implements Membership {
 
   peers(): readonly MemberReport[] {
     const status = new Map(this.status().map((peer) => [peer.url, peer]));
+    // What was heard of it before it is heard again: a start, or a change of the peers, is no reason to forget.
+    const known = new Map(this.#options.store.peers.rows().map((row) => [row.url, row]));
     return this.#urls().map((url) => ({
       url,
-      node_id: status.get(url)?.nodeId ?? null,
-      make: status.get(url)?.make ?? null,
+      node_id: status.get(url)?.nodeId ?? known.get(url)?.nodeId ?? null,
+      make: status.get(url)?.make ?? known.get(url)?.make ?? null,
       configured: this.#options.config.peers.includes(url),
     }));
   }
 
   async add(url: string): Promise<boolean> {
+    return (await this.#addAll([url])).length > 0;
+  }
+
+  /** At once, so that shipping starts anew once. Returns those that were no peers before. */
+  async #addAll(asked: readonly string[]): Promise<string[]> {
     const { config } = this.#options;
-    if (url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] })) {
-      throw new RequestError(400, `${url} is this node itself`);
-    }
-    const urls = this.#urls();
-    if (urls.includes(url)) return false;
-    if (urls.length >= PEERS_MAX)
+    const self = asked.find(
+      (url) => url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] }),
+    );
+    if (self !== undefined) throw new RequestError(400, `${self} is this node itself`);
+    const known = this.#urls();
+    const urls = [...new Set(asked)].filter((url) => !known.includes(url));
+    if (known.length + urls.length > PEERS_MAX)
       throw new RequestError(409, `there are ${PEERS_MAX} peers already`);
+    if (urls.length === 0) return urls;
     const kept = this.#kept();
     await this.#keep({
-      added: config.peers.includes(url) ? kept.added : [...kept.added, url],
-      removed: kept.removed.filter((other) => other !== url),
+      added: [...kept.added, ...urls.filter((url) => !config.peers.includes(url))],
+      removed: kept.removed.filter((other) => !urls.includes(other)),
     });
-    return true;
+    return urls;
   }
 
   async remove(url: string): Promise<boolean> {
@@ -440,6 +613,8 @@ export class Mesh implements Membership {
       removed: isConfigured ? [...kept.removed, url] : kept.removed,
     });
     this.#peerHealth.delete(url);
+    this.#fills.delete(url);
+    for (const what of ["cut", "join"]) this.#warnings.delete(`${what} ${url}`);
     this.#options.onDoubt();
     return true;
   }
@@ -516,13 +691,15 @@ export class Mesh implements Membership {
       { url: through, make: "ours" },
       ...known.filter(({ url }) => url !== config.nodeUrl),
     ];
+    const isEmpty = !this.#options.store.hasContent;
+    const found: string[] = [];
     let isComplete = true;
     for (const { url, make } of members) {
       const taken = make === "foreign" ? "foreign" : await this.#askToTakeIn(url);
       if (taken === "foreign") {
         log.log(
           isFirst ? "warn" : "debug",
-          "a node of another make must be told of this one by hand",
+          "a node of another make must be told of this one by hand, for the rows that it writes from then on",
           {
             peer: url,
             flag: `--peer ${config.nodeUrl}`,
@@ -539,9 +716,11 @@ export class Mesh implements Membership {
         continue;
       }
       this.#warnings.delete(`join ${url}`);
-      await this.add(url);
+      found.push(url);
     }
     this.#warnings.delete("join");
+    if (isEmpty) for (const url of found) this.#joinedEmpty.add(url);
+    await this.#addAll(found);
     if (isComplete) log.info("joined the mesh", { through, members: members.length });
     return isComplete;
   }
@@ -551,6 +730,10 @@ export class Mesh implements Membership {
 function hasAnswered({ make, state, lastContactMs, lastError }: PeerStatus): boolean {
   const isFine = state === "idle" && lastError === undefined;
   return make === undefined && isFine && lastContactMs !== undefined;
+}
+
+function tooManyFills(url: string): string {
+  return `${url} keeps asking for everything: is it several nodes behind one address? It is filled again after a pause`;
 }
 
 function normalise(url: string): string | undefined {

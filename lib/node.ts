@@ -22,7 +22,7 @@ import { DigestHandle } from "./shipper/digest-handle.ts";
 import { Digests } from "./shipper/digests.ts";
 import type { ApplyEvent } from "./store/apply.ts";
 import { ItemCounter } from "./store/item-counter.ts";
-import { type FileLock, lockFile, resolvePath } from "./store/open.ts";
+import { type FileLock, hasOtherName, lockFile, resolvePath } from "./store/open.ts";
 import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
@@ -82,6 +82,8 @@ class Node implements RunningNode {
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
   /** Why the node is not healthy, by what is wrong; and what a person should look at. */
   readonly #reasons = new Map<string, string>();
+  /** What the last tick failed with. */
+  #backgroundError = "";
   readonly #warnings = new Map<string, string>();
   url = "";
   summary: readonly string[] = [];
@@ -120,7 +122,8 @@ class Node implements RunningNode {
         ...(hostname === undefined ? {} : { hostname }),
         reusePort: false,
         development: false,
-        maxRequestBodySize: config.bodyBytesMax,
+        // Bun would answer 413 without a word of why; http/body.ts reads no more than it may.
+        maxRequestBodySize: Number.MAX_SAFE_INTEGER,
         idleTimeout: Math.min(255, IDLE_TIMEOUT_MS / 1_000),
         fetch: () => answerStarting(),
       });
@@ -155,8 +158,14 @@ class Node implements RunningNode {
       },
     });
     this.#store = store;
+    if (hasOtherName(path)) {
+      const text = `${path} has another name (a hard link): whoever opens it by that one beside this node ruins it`;
+      this.#warnings.set("hard link", text);
+      log.warn(text);
+    }
     this.#cdc = this.#openCdc(path, store);
     this.#counter = new ItemCounter(store.db, clock);
+    const run = random.hex(8);
     const mesh = new Mesh({
       config,
       store,
@@ -166,6 +175,7 @@ class Node implements RunningNode {
       clock,
       timers: this.#timers,
       random,
+      run,
       itemCount: () => this.#counter!.count(store.survey.synced.values()),
       reportError: (error, what) => this.#reportError(error, { method: "", path: what }),
       remoteAddress: (request) => this.#server?.requestIP(request)?.address,
@@ -190,7 +200,7 @@ class Node implements RunningNode {
       timers: this.#timers,
       random,
     });
-    const receiver = new Receiver(store, (identity) => mesh.heard(identity));
+    const receiver = new Receiver(store, (identity, nodeId) => mesh.heard(identity, nodeId));
     const app = createApp({
       queue: store.queue,
       repository: store.repository,
@@ -199,12 +209,14 @@ class Node implements RunningNode {
       tables: () => this.#currentTables(),
       sync: { apply: (request) => receiver.receive(request) },
       health: () => this.#health(),
-      identity: (askedByDb) => store.identity(askedByDb),
+      identity: (askedByDb) => ({ ...store.identity(askedByDb), run }),
       membership: mesh,
       nodeId: config.id,
       digests: new Digests({ handle, timers: this.#timers, random }),
       copies: {
         copy: async () => {
+          // The worker would open what stands under the name now.
+          if (store.queue.refusal) throw store.queue.refusal;
           const copy = copyPath(path, random.hex(4));
           await handle.ask("copy", { path: copy });
           return streamCopy(copy);
@@ -322,8 +334,11 @@ class Node implements RunningNode {
       case "flag-restored":
       case "lift-refused":
       case "log-restarted":
+      case "log-emptied":
+      case "table-restored":
         this.#warnings.set(`${event.kind} ${event.table}`, `${event.table}: ${event.text}`);
         log.warn(`${event.table}: ${event.text}`);
+        if (event.table === "_peer_state") this.#mesh?.relearn();
         return;
       case "filled":
         log.info(event.text);
@@ -346,17 +361,33 @@ class Node implements RunningNode {
       await this.#store!.runDue();
       this.#cdc?.look();
       this.#reasons.delete("file");
+      this.#tellRefusal();
+      this.#backgroundError = "";
       await this.#mesh!.look();
-      await this.#verifier!.look();
+      if (!this.#store!.queue.refusal) await this.#verifier!.look();
       this.#counter!.advance(this.#currentTables());
     } catch (error) {
       if (!(error instanceof HookSyncError && error.code === "busy")) {
-        this.#reasons.set("file", describeError(error));
-        this.#reportError(error, { method: "", path: "background" });
+        const text = describeError(error);
+        this.#reasons.set("file", text);
+        // Tried again with every tick: said once.
+        if (text !== this.#backgroundError)
+          this.#reportError(error, { method: "", path: "background" });
+        this.#backgroundError = text;
       }
     }
     this.#reports.flush();
     if (!this.#isStopping) this.#scheduleTick();
+  }
+
+  /** Said once when the node begins to refuse writes. */
+  #tellRefusal(): void {
+    const { refusal } = this.#store!.queue;
+    if (refusal === undefined) this.#reasons.delete("moved");
+    else if (!this.#reasons.has("moved")) {
+      this.#reasons.set("moved", describeError(refusal));
+      this.#options.log.error(describeError(refusal));
+    }
   }
 
   // ── Health ──────────────────────────────────────────────────────────────────────────────────

@@ -345,6 +345,11 @@ test("a variable that looks misspelt is a warning; those of orchestrators are no
 
 const toml = (text: string) => ({ files: { "c.toml": text } });
 
+test("a file that is no TOML may hold the name and the database: only that is said", () => {
+  const found = mistakes(["--config", "c.toml"], toml("id = "));
+  expect(found.map(({ where }) => where)).toEqual(["c.toml"]);
+});
+
 test("the file holds lists, numbers and switches as TOML has them", () => {
   const text = `
     id = "from-file"            # flags win
@@ -375,7 +380,12 @@ test.each([
   ["peer = [1]", "c.toml: peer", "of strings"],
   ["[log]\nlevel = 1", "c.toml: log", '"string"'],
   ["toString = 1", "c.toml: toString", "no such setting"],
-  ["id = ", "c.toml", "expected TOML"],
+  ["id = ", "c.toml", "expected TOML, line 1: "],
+  [
+    'id = "a"\npeer = [\n  "x",\n]\nlisten = :9001\nlog = "json"',
+    "c.toml",
+    "expected TOML, line 5: ",
+  ],
 ])("the file %p: the place and what is right", (text, where, right) => {
   const found = mistake(["--config", "c.toml"], toml(text));
   expect(found).toStartWith(`${where} `);

@@ -9,21 +9,33 @@ const DAY_MS = 24 * 3_600_000;
 
 /** A node as far as comparing needs one: no tables, nothing in flight. */
 class FakeNode {
+  readonly id: string;
   digests = 0;
   isBroken = false;
+  tables: readonly unknown[] = [];
+  notSynced: readonly unknown[] = [];
   readonly #server = Bun.serve({
     port: 0,
     hostname: "127.0.0.1",
     fetch: (request) => {
       const { pathname } = new URL(request.url);
       if (pathname === "/health")
-        return Response.json({ node_id: "x", last_change_id: 0, peers: [] });
+        return Response.json({
+          node_id: this.id,
+          last_change_id: 0,
+          peers: [],
+          tables: { not_synced: this.notSynced },
+        });
       this.digests++;
       return this.isBroken
         ? Response.json({ error: "broken" }, { status: 500 })
-        : Response.json({ snapshot: "s", tables: [] });
+        : Response.json({ snapshot: "s", tables: this.tables });
     },
   });
+
+  constructor(id: string) {
+    this.id = id;
+  }
 
   get url(): string {
     return `http://127.0.0.1:${this.#server.port}`;
@@ -43,8 +55,8 @@ let neighbours: PeerStatus[];
 
 beforeEach(() => {
   time = new VirtualTime();
-  own = new FakeNode();
-  other = new FakeNode();
+  own = new FakeNode("a");
+  other = new FakeNode("b");
   kept = new Map();
   lines = [];
   neighbours = [neighbour(other.url, "b")];
@@ -61,7 +73,9 @@ function neighbour(url: string, dbId: string, over: Partial<PeerStatus> = {}): P
 
 function verifier(everyMs = DAY_MS): Verifier {
   const note = (level: string) => (message: string, fields?: LogFields) =>
-    void lines.push(`${level}: ${message} ${fields?.["error"] ?? ""}`.trim());
+    void lines.push(
+      `${level}: ${message} ${fields?.["error"] ?? fields?.["missing"] ?? ""}`.trim(),
+    );
   const log = {
     info: note("info"),
     warn: note("warn"),
@@ -98,6 +112,10 @@ async function pass(one: Verifier, hours: number): Promise<void> {
 async function settle(): Promise<void> {
   const before = lines.length;
   for (let turn = 0; turn < 50 && lines.length === before; turn++) await Bun.sleep(1);
+}
+
+async function until(isSo: () => boolean): Promise<void> {
+  for (let turn = 0; turn < 5_000 && !isSo(); turn++) await Bun.sleep(1);
 }
 
 test("once a day, beginning at a time left to chance, which a restart keeps", async () => {
@@ -141,7 +159,68 @@ test("not with nodes of other makes, nor with those in trouble; with nobody ther
   expect([other.digests, lines]).toEqual([0, []]);
 });
 
-test("a neighbour that fails is one line, and tried again in an hour", async () => {
+test("tables and columns that not all have are named, in the log and in what /health tells", async () => {
+  const table = { table: "items", rows: 0, hash: "0000000000000000", tombstones: 0 };
+  own.tables = [
+    { ...table, columns: ["name", "updated_at"] },
+    { ...table, table: "notes", columns: ["updated_at"] },
+  ];
+  other.tables = [{ ...table, columns: ["updated_at"] }];
+  other.notSynced = [{ name: "Notes", reason: "it has no column id" }];
+  const one = verifier();
+  one.soon();
+  await time.advance(2_000);
+  await one.look();
+  await until(() => lines.length === 2);
+  const missing = ["items.name is only on a", "notes is not synced on b: it has no column id"];
+  expect(lines).toEqual([
+    "info: compared with the neighbours: all rows are equal",
+    `warn: not all neighbours have the same tables and columns; the rest was compared ${missing.join("; ")}`,
+  ]);
+  expect(one.report?.notCompared).toEqual(missing);
+});
+
+test("a node under two addresses is compared once, and this very node not at all", async () => {
+  neighbours = [
+    neighbour("http://127.0.0.1:1", "b"),
+    neighbour(other.url, "b"),
+    neighbour(own.url, "a"),
+  ];
+  const one = verifier();
+  one.soon();
+  await pass(one, 1);
+  expect([own.digests, other.digests]).toEqual([1, 1]);
+  expect(one.report).toMatchObject({ neighbours: 1 });
+});
+
+test("a neighbour that was away when all were compared is compared when it is back", async () => {
+  const third = new FakeNode("c");
+  neighbours = [
+    neighbour(other.url, "b"),
+    neighbour(third.url, "0", { lastError: "refused" }),
+    neighbour("http://127.0.0.1:1", "z", { make: "foreign", lastError: "refused" }),
+  ];
+  const one = verifier();
+  one.soon();
+  await pass(one, 1);
+  expect([other.digests, third.digests]).toEqual([1, 0]);
+  neighbours = [neighbour(other.url, "b"), neighbour(third.url, "0")];
+  const again = verifier();
+  await pass(again, 1);
+  expect(third.digests).toBe(1);
+  await pass(again, 2);
+  expect(third.digests).toBe(1);
+  await third.stop();
+});
+
+test("what it was asked for is not forgotten by a restart", async () => {
+  neighbours = [neighbour(other.url, "0")];
+  verifier().soon();
+  await pass(verifier(), 1);
+  expect(other.digests).toBe(1);
+});
+
+test("a neighbour that fails is one line, and tried again, less and less often", async () => {
   other.isBroken = true;
   const one = verifier();
   one.soon();
@@ -150,9 +229,17 @@ test("a neighbour that fails is one line, and tried again in an hour", async () 
   expect(lines).toEqual([
     `warn: could not compare with the neighbours; tried again later ComparisonError: ${other.url}: broken`,
   ]);
+  const digests: number[] = [];
+  for (let minute = 0; minute < 8; minute++) {
+    await time.advance(60_000);
+    await one.look();
+    await settle();
+    digests.push(other.digests);
+  }
+  expect(digests).toEqual([2, 2, 3, 3, 3, 3, 4, 4]);
   other.isBroken = false;
   await pass(one, 2);
-  expect(lines).toHaveLength(2);
+  expect(lines.at(-1)).toBe("info: compared with the neighbours: all rows are equal");
 });
 
 test("0: never, whatever happens; and not while the node stops", async () => {

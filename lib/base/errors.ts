@@ -11,6 +11,7 @@ export type ErrorCode =
   | "file-newer"
   | "file-damaged"
   | "file-too-old"
+  | "file-moved"
   | "file-foreign-tables"
   | "tables-not-chosen"
   | "port-in-use"

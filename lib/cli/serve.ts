@@ -139,17 +139,23 @@ function endOnOurMistakes(log: Logger): void {
   process.on("unhandledRejection", end);
 }
 
+/** As in the lines of the log, which these stand among. */
+function now(): string {
+  return new Date(systemClock.nowMs()).toISOString();
+}
+
 function failureText(error: HookSyncError, config: Config): string {
   if (config.logFormat === "json") {
     const { code, message, hint } = error;
-    return `${JSON.stringify({ level: "error", message, code, hint })}\n`;
+    return `${JSON.stringify({ time: now(), level: "error", message, code, hint })}\n`;
   }
   return `hook-sync: ${error.message}. ${error.hint}\n`;
 }
 
 function summaryText(summary: readonly string[], config: Config): string {
   if (config.logFormat === "text") return summary.map((line) => `${line}\n`).join("");
-  return summary.map((message) => `${JSON.stringify({ level: "info", message })}\n`).join("");
+  const time = now();
+  return summary.map((message) => `${JSON.stringify({ time, level: "info", message })}\n`).join("");
 }
 
 function readText(path: string): string {

@@ -24,7 +24,9 @@ const DB_FLAG: NodeFlag = {
   value: "FILE",
   help: "copy this file, on this machine, instead of asking a node",
 };
-const FLAGS = [NODE_FLAG, TOKEN_FLAG, DB_FLAG];
+/** Here without a default: nothing is copied that was not named. */
+const SOURCE_FLAG: NodeFlag = { ...NODE_FLAG, help: "copy the file of this running node" };
+const FLAGS = [SOURCE_FLAG, TOKEN_FLAG, DB_FLAG];
 
 export const snapshot: Command = {
   name: "snapshot",

@@ -61,6 +61,7 @@ export interface Health {
     readonly neighbours: number;
     readonly differing: number;
     readonly repaired: number;
+    readonly not_compared?: readonly string[];
   } | null;
   readonly followers?: readonly {
     readonly name: string;
@@ -124,11 +125,14 @@ function letterLines({ dead_letter, parked = 0 }: Health): string[] {
 
 function verifiedLines({ verified }: Health): string[] {
   if (!verified) return [];
-  const { at, neighbours, differing, repaired } = verified;
+  const { at, neighbours, differing, repaired, not_compared = [] } = verified;
   const found =
-    differing === 0 ? "equal" : `${shown(differing)} rows differed, ${repaired} repaired`;
+    differing === 0 ? "equal" : `${shown(differing)} rows differed, ${shown(repaired)} repaired`;
   const nodes = `${neighbours} neighbour${neighbours === 1 ? "" : "s"}`;
-  return [`compared ${new Date(at).toISOString()} with ${nodes}: ${found}`];
+  return [
+    `compared ${new Date(at).toISOString()} with ${nodes}: ${found}`,
+    ...not_compared.map((missing) => `         ${missing}`),
+  ];
 }
 
 function peerCells(peer: PeerHealth | string): string[] {

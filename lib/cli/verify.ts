@@ -50,8 +50,9 @@ export const verify: Command = {
 
 Compares any number of nodes of this make, table by table: one hash each where they are equal; where
 not, only the ranges that differ are read again, down to the keys. Waits for changes that are on their
-way. Values are compared exactly: 1 and 1.0 differ, and so do a BLOB and its text. With --repair each row
-that differs gets the version that wins by the usual rules, on every node; nothing becomes older.
+way. Values are compared exactly: 1 and 1.0 differ, and so do a BLOB and its text. A table or a column
+that not every node has is a difference. With --repair each row that differs gets the version that wins by
+the usual rules, on every node; nothing becomes older.
 
 Exit code 0: equal, or repaired; 1: different; 2: could not tell.
 
@@ -113,7 +114,7 @@ export function comparisonText(comparison: Comparison): string {
   const lines = tables.map((table) => [
     table.table,
     ...table.rows.map((rows) => (rows === undefined ? "-" : rowsText(rows))),
-    verdictText(table),
+    verdictText(table, nodes),
   ]);
   const blocks = [columnsText([head, ...lines])];
   for (const table of tables) {
@@ -127,20 +128,32 @@ export function comparisonText(comparison: Comparison): string {
   return blocks.join("\n");
 }
 
-function verdictText({ rows, differing, hasMore }: ComparedTable): string {
-  const missing = rows.filter((count) => count === undefined).length;
-  if (missing > 0) return `not synced on ${missing} of ${rows.length}`;
-  if (differing.length === 0) return "equal";
+function verdictText(table: ComparedTable, nodes: Comparison["nodes"]): string {
+  const { rows, missing, partColumns, differing, hasMore } = table;
+  const parts: string[] = [];
   const repaired = differing.filter(({ isRepaired }) => isRepaired).length;
-  const counted = `${hasMore ? "more than " : ""}${rowsText(differing.length)} differ`;
-  return repaired === 0 ? counted : `${counted}, ${rowsText(repaired)} repaired`;
+  if (differing.length > 0) {
+    parts.push(`${hasMore ? "more than " : ""}${rowsText(differing.length)} differ`);
+  }
+  if (repaired > 0) parts.push(`${rowsText(repaired)} repaired`);
+  if (missing.length > 0) {
+    parts.push(`not synced on ${missing.map(({ node }) => nodes[node]!.id).join(", ")}`);
+  }
+  const isCompared = rows.filter((count) => count !== undefined).length > 1;
+  if (differing.length === 0 && isCompared) {
+    parts.unshift(partColumns.length === 0 ? "equal" : "equal in the columns that all have");
+  }
+  return parts.join(", ");
 }
 
 function noteLines(table: ComparedTable, nodes: Comparison["nodes"]): string[] {
-  const lines = table.partColumns.map(({ column, nodes: places }) => {
+  const lines = table.missing.map(
+    ({ node, reason }) => `  not synced on ${nodes[node]!.id}: ${reason}`,
+  );
+  for (const { column, nodes: places } of table.partColumns) {
     const ids = places.map((at) => nodes[at]!.id);
-    return `  the column ${column} is only on ${ids.join(", ")} and was not compared`;
-  });
+    lines.push(`  the column ${column} is only on ${ids.join(", ")} and was not compared`);
+  }
   const counts = table.tombstones.filter((count) => count !== undefined);
   if (new Set(counts).size > 1) {
     lines.push(
@@ -192,6 +205,10 @@ export function comparisonJson(comparison: Comparison): string {
       table: table.table,
       rows: table.rows.map((rows) => rows ?? null),
       tombstones: table.tombstones.map((count) => count ?? null),
+      not_synced_on: table.missing.map(({ node, reason }) => ({
+        node_id: comparison.nodes[node]!.id,
+        reason,
+      })),
       columns_of_some: table.partColumns,
       differing: table.differing.map(({ id, states, columns, isRepaired }) => ({
         id,

@@ -8,16 +8,14 @@ import { parseJson } from "../store/row-input.ts";
 
 export async function readJson(request: Request, bytesMax: number): Promise<unknown> {
   checkHead(request.headers, bytesMax);
-  const body = await receive(request);
-  if (body.length > bytesMax) throw tooLarge(bytesMax);
+  const body = await receive(request, bytesMax);
   return parseJson(decode(body));
 }
 
 /** The bytes of a body that says it is JSON. */
 export async function readBody(request: Request, bytesMax: number): Promise<Uint8Array> {
   checkHead(request.headers, bytesMax);
-  const body = await receive(request);
-  if (body.length > bytesMax) throw tooLarge(bytesMax);
+  const body = await receive(request, bytesMax);
   return body;
 }
 
@@ -37,12 +35,27 @@ function checkHead(headers: Headers, bytesMax: number): void {
   if (Number(headers.get("content-length")) > bytesMax) throw tooLarge(bytesMax);
 }
 
-/** No async function: each costs a request a turn more. */
-function receive(request: Request): Promise<Uint8Array> {
-  return request.bytes().catch(() => {
-    // The sender went away, or the server's own limit ended a body without a Content-Length (413).
+/** No async function: each costs a request a turn more. A length that was said has been checked. */
+function receive(request: Request, bytesMax: number): Promise<Uint8Array> {
+  const isLengthKnown = request.headers.has("content-length");
+  const body = isLengthKnown ? request.bytes() : receiveChunks(request, bytesMax);
+  return body.catch((error) => {
+    if (error instanceof RequestError) throw error;
+    // The sender went away.
     throw new RequestError(400, "the body ended early");
   });
+}
+
+async function receiveChunks(request: Request, bytesMax: number): Promise<Uint8Array> {
+  const chunks: Uint8Array[] = [];
+  let bytes = 0;
+  for await (const chunk of request.body ?? []) {
+    bytes += chunk.length;
+    // Leaving the loop cancels the rest.
+    if (bytes > bytesMax) throw tooLarge(bytesMax);
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
 }
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });

@@ -54,6 +54,7 @@ function answerFailure(error: unknown): FailedAnswer {
   if (error instanceof HookSyncError) {
     switch (error.code) {
       case "busy":
+      case "file-moved":
         return theirs(unavailable(error.message));
       case "disk-full":
         return { response: errorAnswer(507, error.message), isOurs: true };

@@ -27,6 +27,8 @@ export interface VerifiedReport {
   readonly repaired: number;
   /** All that were repaired since the node started. */
   readonly repairedInAll: number;
+  /** Tables and columns that not everyone has, for people; they are not compared. */
+  readonly notCompared: readonly string[];
 }
 
 /** A follower that gave its name. */
@@ -128,6 +130,7 @@ function verifiedJson(verified: VerifiedReport): Readonly<Record<string, unknown
     differing: verified.differing,
     repaired: verified.repaired,
     repaired_in_all: verified.repairedInAll,
+    not_compared: verified.notCompared,
   };
 }
 

@@ -22,6 +22,8 @@ export interface Identity {
   readonly rest?: number;
   /** In a reply: the mark as it was before the batch. */
   readonly last?: Mark;
+  /** In /health: random for each start, which tells two processes with copies of one file apart. */
+  readonly run?: string;
 }
 
 /** `v=1; db=3f…; prev=41; rest=0; last=41.9c0d…` */
@@ -30,10 +32,12 @@ export function formatIdentity(identity: Identity): string {
   if (identity.prev !== undefined) text += `; prev=${identity.prev}`;
   if (identity.rest !== undefined) text += `; rest=${identity.rest}`;
   if (identity.last !== undefined) text += `; last=${identity.last.batchId}.${identity.last.hash}`;
+  if (identity.run !== undefined) text += `; run=${identity.run}`;
   return text;
 }
 
 const DB_PATTERN = /^[0-9a-f]{8,64}$/;
+const RUN_PATTERN = /^[0-9a-f]{1,64}$/;
 const MARK_PATTERN = /^(\d{1,16})\.([0-9a-f]{1,64})$/;
 
 /** What the header says, or undefined where it is missing or not ours: then the sender counts as foreign. */
@@ -49,11 +53,13 @@ export function parseIdentity(header: string | null | undefined): Identity | und
   const mark = MARK_PATTERN.exec(members.get("last") ?? "");
   const prev = readCount(members.get("prev"));
   const rest = readCount(members.get("rest"));
+  const run = members.get("run");
   return {
     db,
     ...(prev === undefined ? {} : { prev }),
     ...(rest === undefined ? {} : { rest }),
     ...(mark ? { last: { batchId: Number(mark[1]), hash: mark[2]! } } : {}),
+    ...(run !== undefined && RUN_PATTERN.test(run) ? { run } : {}),
   };
 }
 

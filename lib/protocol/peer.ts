@@ -8,6 +8,10 @@ export interface PeerStart {
   readonly watermark: number;
   /** Last batch id this peer acknowledged; 0 for none. Sent as `prev=`. */
   readonly prev: number;
+  /** The file that acknowledged it, where that is known. */
+  readonly dbId?: string | undefined;
+  /** Nothing is shipped before it is decided whether it must be filled: its mark would no longer tell. */
+  readonly isHeld?: boolean;
 }
 
 /** What GET /health of a peer answered. */

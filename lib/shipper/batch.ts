@@ -259,7 +259,7 @@ export class LogBatchSource implements BatchSource {
       if (fitting.first === null) return { kind: "nothing" };
       const single = fitting.through === null || fitting.through === fitting.first;
       const bytes = fitting.firstBytes! + ENVELOPE_BYTES;
-      if (single && bytes > Math.max(BODY_BYTES_MAX, this.#bytesMax)) {
+      if (single && bytes > BODY_BYTES_MAX) {
         return { kind: "oversized", sent: { count: 1, through: fitting.first, bytes } };
       }
       through = fitting.through ?? fitting.first;

@@ -40,6 +40,8 @@ export interface CompareOptions {
   readonly waitMs: number;
   readonly clock: Pick<Clock, "monotonicMs">;
   readonly timers: Timers;
+  /** How nodes are asked, if not over sockets. */
+  readonly call?: ((call: NodeCall) => Promise<NodeAnswer>) | undefined;
 }
 
 export interface Comparison {
@@ -58,6 +60,8 @@ export interface ComparedNode {
 export interface ComparedTable {
   readonly table: string;
   readonly rows: readonly (number | undefined)[];
+  /** The nodes that do not sync it, with what they say of it. */
+  readonly missing: readonly { readonly node: number; readonly reason: string }[];
   readonly tombstones: readonly (number | undefined)[];
   /** Columns that not all have, with who has them; they are not compared. */
   readonly partColumns: readonly { readonly column: string; readonly nodes: readonly number[] }[];
@@ -82,14 +86,24 @@ export class ComparisonError extends Error {
   override name = "ComparisonError";
 }
 
-/** Whether everything is the same, or was made so. */
+/** Whether everything is the same, or was made so: rows, and what they are made of. */
 export function isEqual({ tables }: Comparison): boolean {
   return tables.every(
-    ({ rows, differing, hasMore }) =>
-      rows.every((count) => count !== undefined) &&
+    ({ missing, partColumns, differing, hasMore }) =>
+      missing.length === 0 &&
+      partColumns.length === 0 &&
       !hasMore &&
       differing.every(({ isRepaired }) => isRepaired),
   );
+}
+
+/** Tables and columns that not all nodes have, a line each. */
+export function notCompared({ nodes, tables }: Comparison): string[] {
+  const idsOf = (places: readonly number[]) => places.map((at) => nodes[at]!.id).join(", ");
+  return tables.flatMap(({ table, missing, partColumns }) => [
+    ...missing.map(({ node, reason }) => `${table} is not synced on ${idsOf([node])}: ${reason}`),
+    ...partColumns.map((part) => `${table}.${part.column} is only on ${idsOf(part.nodes)}`),
+  ]);
 }
 
 /** Throws ComparisonError. */
@@ -124,12 +138,16 @@ const ROWS_AT_ONCE = 500;
 const EXPLAINED_MAX = 20;
 /** A snapshot may be gone when it is asked for: the node was restarted, or compares with many. */
 const ATTEMPTS_MAX = 3;
+/** What can be said where a node does not mention the table. */
+const NOT_THERE = "there is no such table, or it was not asked for (--tables)";
 /** Under which repaired rows arrive: the file of no node. */
-const REPAIR_DB = "0000000000000000";
+export const REPAIR_DB = "0000000000000000";
 
 interface Side extends ComparedNode {
   /** Its place among the nodes. */
   readonly at: number;
+  readonly run: string | undefined;
+  readonly notSynced: Health["notSynced"];
 }
 
 interface Summary {
@@ -153,6 +171,10 @@ interface TableSides {
 /** What a node answered to its health being asked. */
 interface Health {
   readonly nodeId: string;
+  /** Of the process; an older node does not say it. */
+  readonly run: string | undefined;
+  /** By the key of a table's name: why it is not synced. */
+  readonly notSynced: ReadonlyMap<string, string>;
   readonly lastChangeId: number;
   readonly peers: readonly PeerProgress[];
 }
@@ -163,6 +185,12 @@ interface PeerProgress {
   readonly lastAcked: number;
   readonly pending: number;
   readonly isFilling: boolean;
+}
+
+/** A row as it travels: as several changes where its columns have versions of their own. */
+interface TravellingRow {
+  readonly changes: readonly string[];
+  readonly content: Content;
 }
 
 /** By id, what each side has that has the table. */
@@ -183,10 +211,11 @@ class Comparer {
   async run(): Promise<Comparison> {
     this.#sides = await Promise.all(
       this.#options.nodes.map(async (url, at) => {
-        const { nodeId } = await this.#health(url);
-        return { url, at, id: nodeId };
+        const { nodeId, run, notSynced } = await this.#health(url);
+        return { url, at, id: nodeId, run, notSynced };
       }),
     );
+    refuseSame(this.#sides);
     await this.#waitUntilArrived();
     const summaries = await Promise.all(this.#sides.map((side) => this.#readAll(side)));
     const names = new Map(summaries.flat().map(({ table }) => [keyOf(table), table]));
@@ -237,6 +266,12 @@ class Comparer {
     return {
       table,
       rows: this.#sides.map(({ at }) => summaries[at]?.rows),
+      missing: this.#sides
+        .filter(({ at }) => summaries[at] === undefined)
+        .map(({ at, notSynced }) => ({
+          node: at,
+          reason: notSynced.get(keyOf(table)) ?? NOT_THERE,
+        })),
       tombstones: this.#sides.map(({ at }) => summaries[at]?.tombstones),
       partColumns,
       differing,
@@ -373,8 +408,8 @@ class Comparer {
       const parcels = found.sides.map((): string[] => []);
       for (const id of some) {
         const each = states.get(id)!;
-        const contents = ties.includes(id) ? rows.map((part) => part.get(id)?.content) : undefined;
-        for (const winner of winnersOf(each, contents)) {
+        const tied = ties.includes(id) ? rows.map((part) => part.get(id)) : undefined;
+        for (const winner of winnersOf(each, tied)) {
           const row = rows[winner]?.get(id);
           if (row === undefined) continue;
           for (const [place, parcel] of parcels.entries()) {
@@ -410,18 +445,20 @@ class Comparer {
     side: Side,
     table: string,
     ids: readonly string[],
-  ): Promise<Map<string, { changes: string[]; content: Content }>> {
-    const rows = new Map<string, { changes: string[]; content: Content }>();
+  ): Promise<Map<string, TravellingRow>> {
+    const rows = new Map<string, TravellingRow>();
     for (let at = 0; at < ids.length; ) {
       const body = { table, ids: ids.slice(at) };
       const answer = await this.#call({ node: side.url, method: "POST", path: "/sync/rows", body });
       const { json, text } = expectStatus(side.url, answer, 200);
       for (const change of parseBatch(new TextEncoder().encode(text)).changes) {
         const id = idOf(change.value);
-        const before = rows.get(id);
+        const { changes = [], content = new Map() } = rows.get(id) ?? {};
+        // A delete below the row says nothing of what is in it.
+        const cells = changes.length > 0 && isDelete(change.value) ? [] : wireContent(change);
         rows.set(id, {
-          changes: [...(before?.changes ?? []), change.source()],
-          content: new Map([...(before?.content ?? []), ...wireContent(change)]),
+          changes: [...changes, change.source()],
+          content: new Map([...content, ...cells]),
         });
       }
       at += Math.max(1, numberIn(json, "next"));
@@ -526,12 +563,14 @@ class Comparer {
 
   async #health(url: string): Promise<Health> {
     const answer = await this.#call({ node: url, method: "GET", path: "/health" });
-    const { json } = expectStatus(url, answer, 200);
+    const { json, identity } = expectStatus(url, answer, 200);
     if (typeof fieldOf(json, "last_change_id") !== "number") {
       throw new ComparisonError(`${url} is no node of ours, or an older one: it has no digests`);
     }
     return {
       nodeId: textIn(json, "node_id"),
+      run: identity?.run,
+      notSynced: notSyncedIn(json),
       lastChangeId: numberIn(json, "last_change_id"),
       peers: listIn(json, "peers").map((peer) => {
         const nodeId = fieldOf(peer, "node_id");
@@ -547,7 +586,7 @@ class Comparer {
   }
 
   #call(call: NodeCall): Promise<NodeAnswer> {
-    return callNode({ ...call, timeoutMs: TIMEOUT_MS });
+    return (this.#options.call ?? callNode)({ ...call, timeoutMs: TIMEOUT_MS });
   }
 
   // ── What is in flight ───────────────────────────────────────────────────────────────────────
@@ -639,20 +678,24 @@ function isTieOfRows(states: readonly (KeyState | undefined)[]): boolean {
   return best.some((state) => state?.deleted === false) && isDifferent(best);
 }
 
-/** The places of what wins; several where the rows have different columns, and each node decides. */
+/**
+ * The places of what wins; several where the rows have different columns, or columns with versions of
+ * their own, and each node decides.
+ */
 function winnersOf(
   states: readonly (KeyState | undefined)[],
-  contents: readonly (Content | undefined)[] | undefined,
+  tied: readonly (TravellingRow | undefined)[] | undefined,
 ): number[] {
   const candidates = states.flatMap((_, place) => (mayWin(states, place) ? [place] : []));
-  if (contents === undefined) return candidates.slice(0, 1);
+  if (tied === undefined) return candidates.slice(0, 1);
   const [first, ...others] = candidates;
   let winner = first;
   for (const place of others) {
-    const [stored, incoming] = [contents[winner!], contents[place]];
+    const [stored, incoming] = [tied[winner!], tied[place]];
     if (stored === undefined || incoming === undefined) return candidates;
-    if (stored.size !== incoming.size) return candidates;
-    const order = compareContent(incoming, stored);
+    if (stored.changes.length > 1 || incoming.changes.length > 1) return candidates;
+    if (stored.content.size !== incoming.content.size) return candidates;
+    const order = compareContent(incoming.content, stored.content);
     // The same but for digits: each node keeps the richer value of every column.
     if (order === 0) return candidates;
     if (order > 0) winner = place;
@@ -688,6 +731,16 @@ function known(state: KeyState | undefined): KeyState | undefined {
 function shown(content: Content, column: string): string {
   const value = content.get(column);
   return value === undefined ? "nothing" : formatValue(value).replace('"\\u005cx', '"\\x');
+}
+
+/** A node under two addresses is equal to itself, which says nothing of others. */
+function refuseSame(sides: readonly Side[]): void {
+  const byRun = new Map<string, string>();
+  for (const { run, url } of sides) {
+    const other = run === undefined ? undefined : byRun.get(run);
+    if (other !== undefined) throw new ComparisonError(`${other} and ${url} are one node`);
+    if (run !== undefined) byRun.set(run, url);
+  }
 }
 
 /** The ranges in groups that fit into one question each. */
@@ -764,6 +817,15 @@ function numberIn(value: unknown, name: string): number {
   throw new ComparisonError(`an answer has no number ${name}: is that a node of ours?`);
 }
 
+/** An older node may not say it. */
+function notSyncedIn(health: unknown): ReadonlyMap<string, string> {
+  const list = fieldOf(fieldOf(health, "tables"), "not_synced");
+  const tables: readonly unknown[] = Array.isArray(list) ? list : [];
+  return new Map(
+    tables.map((table) => [keyOf(textIn(table, "name")), textIn(table, "reason")] as const),
+  );
+}
+
 function readKey(value: unknown): KeyState {
   const version = fieldOf(value, "version");
   const hash = fieldOf(value, "hash");
@@ -773,6 +835,10 @@ function readKey(value: unknown): KeyState {
     hash: typeof hash === "string" ? hash : null,
     deleted: fieldOf(value, "deleted") === true,
   };
+}
+
+function isDelete(change: JsonValue): boolean {
+  return isObject(change) && member(change, "op") === "DELETE";
 }
 
 function idOf(change: JsonValue): string {

@@ -33,6 +33,8 @@ export interface ShipperHandle {
   drain(withinMs: number): Promise<number>;
   /** Asks these peers, or all, for their /health; the answers come as messages. */
   readHealth(peers?: readonly string[]): void;
+  /** Ships to a peer that was held until it was decided how it goes on. */
+  release(peer: string): void;
   /** The peers as last heard. */
   status(): readonly PeerStatus[];
   /** Ends the worker; when it is over, the worker's connection to the file is closed. */
@@ -114,6 +116,12 @@ class WorkerShipper implements ShipperHandle {
     this.#send(peers === undefined ? { kind: "read-health" } : { kind: "read-health", peers });
   }
 
+  release(peer: string): void {
+    const start = this.#positions.get(peer);
+    if (start !== undefined) this.#positions.set(peer, { ...start, isHeld: false });
+    this.#send({ kind: "release", peer });
+  }
+
   status(): readonly PeerStatus[] {
     return this.#status;
   }
@@ -162,7 +170,8 @@ class WorkerShipper implements ShipperHandle {
       case "moved": {
         const { peer: url, through: watermark, ackedBatchId } = message;
         const before = this.#positions.get(url);
-        this.#positions.set(url, { url, watermark, prev: ackedBatchId ?? before?.prev ?? 0 });
+        const prev = ackedBatchId ?? before?.prev ?? 0;
+        this.#positions.set(url, { ...before, url, watermark, prev });
         break;
       }
       case "status":

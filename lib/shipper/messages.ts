@@ -38,6 +38,8 @@ export type ToShipper =
     }
   /** Read GET /health of these peers now (all of them when absent). */
   | { readonly kind: "read-health"; readonly peers?: readonly string[] }
+  /** It is decided how this peer goes on: ship to it. */
+  | { readonly kind: "release"; readonly peer: string }
   /** Ship until nothing waits, then answer `drained`; give up `withinMs` from now. */
   | { readonly kind: "drain"; readonly withinMs: number }
   | { readonly kind: "stop" };
@@ -59,6 +61,8 @@ export type FromShipper =
       readonly peer: string;
       /** Never below an earlier one; the same as before when a change was taken out of turn. */
       readonly through: number;
+      /** What the peer is, as far as its answer told. */
+      readonly make?: PeerStatus["make"];
       /** The largest batch id that the peer acknowledged so far, when it just acknowledged one. */
       readonly ackedBatchId?: number;
       readonly refusal?: Refusal;
@@ -69,6 +73,8 @@ export type FromShipper =
   | {
       readonly kind: "mark-differs";
       readonly peer: string;
+      /** The file that answered. */
+      readonly db: string;
       /** The last batch id acknowledged when the request was sent. */
       readonly prev: number;
       readonly last: Mark;

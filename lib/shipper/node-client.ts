@@ -2,6 +2,7 @@
  * Calls to another node's HTTP face that are not shipping: joining a mesh, and the command line asking
  * a running node. Beside transport.ts the only place that opens connections.
  */
+import { IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
 
 export interface NodeCall {
   /** Base URL of the node. */
@@ -24,6 +25,8 @@ export type NodeAnswer =
       /** Undefined where the answer is no JSON. */
       readonly json: unknown;
       readonly text: string;
+      /** Of a node of ours. */
+      readonly identity?: Identity | undefined;
     }
   /** `reason` for people. */
   | { readonly kind: "failed"; readonly reason: string };
@@ -47,7 +50,8 @@ export async function callNode(call: NodeCall): Promise<NodeAnswer> {
       ...(body === undefined ? {} : { body }),
     });
     const text = await response.text();
-    return { kind: "answered", status: response.status, json: parse(text), text };
+    const identity = parseIdentity(response.headers.get(IDENTITY_HEADER));
+    return { kind: "answered", status: response.status, json: parse(text), text, identity };
   } catch (error) {
     return { kind: "failed", reason: error instanceof Error ? error.message : String(error) };
   }

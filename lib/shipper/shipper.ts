@@ -10,6 +10,7 @@
  *   S2  Nothing past `settledThrough` is read.
  *   S3  An idle shipper holds no timer that repeats for a peer that answered once.
  *   S4  After `stop` nothing is posted, and no timer or request is left.
+ *   S5  To a peer that is held nothing is sent until it is released; its /health is read meanwhile.
  */
 import { ATTEMPTS_MAX, retryPauseMs, slowPauseMs } from "../base/backoff.ts";
 import type { Cancel, Clock, Timers } from "../base/clock.ts";
@@ -79,6 +80,8 @@ export interface ShipperOptions {
 /** One peer as the driver holds it. */
 interface Peer {
   readonly url: string;
+  /** S5. */
+  isHeld: boolean;
   link: PeerLink;
   /** Largest batch id that this peer acknowledged. */
   ackedBatchId: number;
@@ -152,7 +155,7 @@ export class Shipper {
     }
     this.#options.post({ kind: "ready" });
     for (const peer of this.#peers) {
-      if (peer.pending > 0) this.#take(peer, { kind: "settled" });
+      if (peer.pending > 0 && !peer.isHeld) this.#take(peer, { kind: "settled" });
       this.#readHealth(peer);
     }
     this.#statusChanged();
@@ -166,10 +169,19 @@ export class Shipper {
     if (through <= this.#settledThrough) return;
     this.#settledThrough = through;
     for (const peer of this.#peers) {
+      if (peer.isHeld) continue;
       if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
       else this.#sendIfMany(peer);
     }
     this.#statusChanged();
+  }
+
+  /** What waits for a peer that was held is sent. */
+  release(url: string): void {
+    const peer = this.#peers.find((one) => one.url === url);
+    if (this.#stopped || peer === undefined || !peer.isHeld) return;
+    peer.isHeld = false;
+    if (peer.link.kind === "idle") this.#take(peer, { kind: "settled" });
   }
 
   /** Reads /health of these peers, or of all. */
@@ -241,8 +253,8 @@ export class Shipper {
         // A change may be taken out of turn; the receiver's mark never goes back either.
         peer.ackedBatchId = Math.max(peer.ackedBatchId, effect.batchId);
         const { through } = effect;
-        const ackedBatchId = peer.ackedBatchId;
-        this.#options.post({ kind: "moved", peer: peer.url, through, ackedBatchId });
+        const { url, make, ackedBatchId } = peer;
+        this.#options.post({ kind: "moved", peer: url, through, make, ackedBatchId });
         return;
       }
       case "set-aside":
@@ -258,7 +270,8 @@ export class Shipper {
     peer.pending = Math.max(0, peer.pending - changeIds.length);
     peer.refusedCount += changeIds.length;
     peer.refusedReason = reason;
-    this.#options.post({ kind: "moved", peer: peer.url, through, refusal });
+    const { url, make } = peer;
+    this.#options.post({ kind: "moved", peer: url, through, make, refusal });
   }
 
   #wakeLater(peer: Peer, pauseMs: number, action: () => void): void {
@@ -371,13 +384,17 @@ export class Shipper {
     if (this.#stopped) return;
     if (outcome.reply !== undefined) this.#heard(peer, outcome.reply, sentAtMs);
     const wasDown = troubleOf(peer.link) === "down";
+    let isSame = true;
     if (outcome.kind === "acked" || outcome.kind === "mismatched") {
-      this.#recognise(peer, outcome.reply);
-      this.#compareMark(peer, outcome.reply?.identity, prev);
+      isSame = this.#recognise(peer, outcome.reply);
+      this.#compareMark(peer, outcome.reply?.identity, isSame ? prev : 0);
+      if (!isSame) this.#readHealth(peer);
     }
     peer.lastError = outcome.kind === "acked" ? undefined : outcome.reason;
     if (outcome.kind === "failed") peer.failedInDrain = true;
     this.#take(peer, toEvent(outcome, sent));
+    // It was told of acknowledgements that were another file's, and sets no mark for such a batch.
+    if (!isSame) peer.ackedBatchId = 0;
     if (outcome.kind === "acked" && (wasDown || !peer.healthRead)) this.#readHealth(peer);
   }
 
@@ -391,16 +408,25 @@ export class Shipper {
     peer.clockOffsetMs = Math.abs(offsetMs) < CLOCK_OFFSET_MS_MIN ? 0 : Math.round(offsetMs);
   }
 
-  /** Ours name themselves in every reply; what answers like a peer and does not is foreign. */
-  #recognise(peer: Peer, reply: Reply | undefined): void {
-    peer.make = reply?.identity === undefined ? "foreign" : "ours";
-    peer.dbId = reply?.identity?.db;
+  /**
+   * Ours name themselves in every reply; what answers like a peer and does not is foreign. False where
+   * another file answers than before: what that one acknowledged this one never did. It may still know of
+   * changes that this node lost.
+   */
+  #recognise(peer: Peer, reply: Reply | undefined): boolean {
+    const db = reply?.identity?.db;
+    const isSame = peer.dbId === undefined || db === undefined || db === peer.dbId;
+    if (!isSame) peer.ackedBatchId = 0;
+    peer.make = db === undefined ? "foreign" : "ours";
+    peer.dbId = db;
+    return isSame;
   }
 
   /** The receiver's mark before the batch is what it acknowledged last, or somebody was restored. */
   #compareMark(peer: Peer, identity: Identity | undefined, prev: number): void {
     if (identity?.last === undefined || identity.last.batchId === prev) return;
-    this.#options.post({ kind: "mark-differs", peer: peer.url, prev, last: identity.last });
+    const { db, last } = identity;
+    this.#options.post({ kind: "mark-differs", peer: peer.url, db, prev, last });
   }
 
   #readHealth(peer: Peer): void {
@@ -435,9 +461,9 @@ export class Shipper {
       this.#heard(peer, outcome.reply, sentAtMs);
       if (outcome.kind === "health") {
         peer.nodeId = outcome.health.nodeId;
-        this.#recognise(peer, outcome.reply);
+        const isSame = this.#recognise(peer, outcome.reply);
         this.#options.post({ kind: "peer-health", health: outcome.health });
-        this.#compareMark(peer, outcome.health.identity, prev);
+        this.#compareMark(peer, outcome.health.identity, isSame ? prev : 0);
       }
       if (peer.link.kind === "idle") peer.lastError = undefined;
     }
@@ -591,6 +617,7 @@ const TROUBLE_LINES: Readonly<Record<Trouble, { begins: string; ends: string }>>
 function openPeer(start: PeerStart): Peer {
   return {
     url: start.url,
+    isHeld: start.isHeld ?? false,
     link: openLink(start.watermark),
     ackedBatchId: start.prev,
     pending: 0,
@@ -602,7 +629,7 @@ function openPeer(start: PeerStart): Peer {
     trouble: undefined,
     nodeId: undefined,
     make: undefined,
-    dbId: undefined,
+    dbId: start.dbId,
     lastError: undefined,
     lastContactMs: undefined,
     clockOffsetMs: undefined,

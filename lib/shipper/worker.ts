@@ -44,6 +44,8 @@ function listen(): void {
         return running.shipper.settled(message.through, message.rewritten, message.targeted);
       case "read-health":
         return running.shipper.readHealth(message.peers);
+      case "release":
+        return running.shipper.release(message.peer);
       case "drain":
         return running.shipper.drain(message.withinMs);
       case "stop":

@@ -23,6 +23,7 @@ import {
 import { readTables, type SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { isWord, nameKey, quoteName, tokenize } from "./sql.ts";
+import { orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
 
 /** `--tables`: names, everything that qualifies, or nothing said. */
@@ -81,9 +82,12 @@ export interface AdoptOptions {
 
 /**
  * Runs the schema file, makes the default table in an empty file, and brings our tables up to date,
- * all or nothing. Returns the selection to sync by.
+ * all or nothing. Returns the selection to sync by, and our tables that somebody had dropped.
  */
-export function prepareFile(db: Database, options: AdoptOptions): Selection {
+export function prepareFile(
+  db: Database,
+  options: AdoptOptions,
+): { selection: Selection; restored: readonly string[] } {
   const selection = decideSelection(db, options.asked);
   const schemaSql = newSchema(db, options.schemaSql);
   const isEmpty = readTables(db).size === 0;
@@ -93,13 +97,13 @@ export function prepareFile(db: Database, options: AdoptOptions): Selection {
   try {
     if (schemaSql !== undefined && !runsAlone) runSchema(db, schemaSql);
     if (readTables(db).size === 0) db.run(DEFAULT_TABLE_SQL);
-    migrate(db);
+    const restored = migrate(db);
     const names = isEmpty && selection === undefined ? [...readTables(db).keys()] : [];
     const chosen = selection ?? { all: false, names };
     writeSelection(db, chosen);
     if (schemaSql !== undefined) setSetting(db, "schema_file", hashText(schemaSql));
     db.run("COMMIT");
-    return chosen;
+    return { selection: chosen, restored };
   } catch (error) {
     if (db.inTransaction) db.run("ROLLBACK");
     throw error;
@@ -178,7 +182,7 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
       db.run("UPDATE _meta SET value = 1 WHERE key = 'syncing'");
       count += db
         .query(
-          `UPDATE OR ABORT ${t} SET ${version} = 0
+          `UPDATE ${orAbort(table)} ${t} SET ${version} = 0
            WHERE ${id} > ${after} AND ${id} <= CAST(unhex(?2) AS TEXT) AND ${version} IS NULL`,
         )
         .run(from, last).changes;
@@ -251,7 +255,7 @@ function setStamp(db: Database, table: SyncedTable, id: string, version: number)
   try {
     const { changes } = db
       .query(
-        `UPDATE OR ABORT ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
+        `UPDATE ${orAbort(table)} ${quoteName(table.name)} SET ${quoteName(table.version.name)} = ? WHERE ${quoteName(table.id.name)} = ?`,
       )
       .run(version, id);
     return changes > 0;

@@ -14,7 +14,7 @@ import { dropSetting, setSetting, setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { quoteName } from "./sql.ts";
-import { rowJsonOf } from "./table-writer.ts";
+import { loggedRowOf, orAbort } from "./table-writer.ts";
 
 const SLICE_ROWS = 2_000;
 
@@ -58,7 +58,7 @@ export class Announcer {
     const { changes } = this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'UPDATE', ?3, ${id}, ${rowJsonOf(table)} FROM ${t} AS t
+         SELECT 'UPDATE', ?3, ${id}, ${loggedRowOf(table)} FROM ${t} AS t
          WHERE ${id} > ${idSql("?1")} AND ${id} <= ${idSql("?2")} AND typeof(${id}) = 'text' ORDER BY ${id}`,
       )
       .run(next.value, last, table.name);
@@ -92,7 +92,7 @@ export class Announcer {
         this.#liftByOne(table, after, last, nowMs);
       this.#db
         .query(
-          `UPDATE OR ABORT ${quoteName(table.name)} AS t
+          `UPDATE ${orAbort(table)} ${quoteName(table.name)} AS t
            SET ${version} = CASE ${zero}WHEN 1 THEN max(:now, coalesce(${tombstone} + 1, 0)) END
            WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
              AND (typeof(t.${version}) <> 'integer' OR t.${version} > :now + ${VERSION_AHEAD_MS_MAX}
@@ -113,7 +113,7 @@ export class Announcer {
     const version = quoteName(table.version.name);
     this.#db
       .query(
-        `UPDATE OR ABORT ${quoteName(table.name)} SET ${version} = ${version} + 1
+        `UPDATE ${orAbort(table)} ${quoteName(table.name)} SET ${version} = ${version} + 1
          WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
            AND typeof(${version}) = 'integer' AND ${version} <= :ahead`,
       )

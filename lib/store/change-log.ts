@@ -7,7 +7,7 @@ import type { JsonValue } from "../protocol/batch.ts";
 import { hashChange } from "../protocol/identity.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
-import { rowJsonOf, withVersionSql } from "./table-writer.ts";
+import { loggedRowOf, withVersionSql } from "./table-writer.ts";
 
 /** Entries that were pruned from the log leave its mirror in lots of this many. */
 const MIRROR_PRUNE_ENTRIES = 50_000;
@@ -89,6 +89,10 @@ export class ChangeLog {
     return entry === null ? undefined : hashChange(entry.op, entry.tbl, entry.id, entry.version);
   }
 
+  has(changeId: number): boolean {
+    return this.#db.query("SELECT 1 FROM _changes WHERE change_id = ?").get(changeId) !== null;
+  }
+
   /** Puts the row as it stands into the log again; false where it is not there. */
   announceRow(table: SyncedTable, id: string): boolean {
     const t = quoteName(table.name);
@@ -96,7 +100,7 @@ export class ChangeLog {
       this.#db
         .query(
           `INSERT INTO _changes(op, table_name, row_id, row_data)
-           SELECT 'UPDATE', ?, ?2, ${rowJsonOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+           SELECT 'UPDATE', ?, ?2, ${loggedRowOf(table)} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
         )
         .run(table.name, id).changes > 0
     );
@@ -115,7 +119,7 @@ export class ChangeLog {
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
-         SELECT 'DELETE', ?, ?2, ${withVersionSql(table, rowJsonOf(table), "?3")} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
+         SELECT 'DELETE', ?, ?2, ${withVersionSql(table, loggedRowOf(table), "?3")} FROM ${t} AS t WHERE t.${quoteName(table.id.name)} = ?2`,
       )
       .run(table.name, id, version);
   }

@@ -46,24 +46,39 @@ interface ParkedRow {
   parked_at: number;
 }
 
+/** What entries are found by: beside which of them a change would stand. */
+type EntryKey = Record<"reason" | "change", string> &
+  Record<"table" | "id", string | null> & { readonly version: number | null };
+
 interface KnownEntry {
   readonly dead_id: number;
   readonly version: number | null;
   readonly size: number;
   readonly same: number;
-  /** 1 where the change in hand has every column of this one. */
+  /** 1 where it is older, or the change in hand has no version, and that has every column of it. */
   readonly is_covered: number;
-  /** 1 where this one has every column of the change in hand. */
+  /** 1 where it is newer and has every column of the change in hand. */
   readonly is_covering: number;
 }
 
 /** SQL for: the row of the change `whole` has every member that the row of `part` has. */
 function coversSql(whole: string, part: string): string {
-  return `NOT EXISTS (
-    SELECT 1 FROM json_each(${part}, '$.row') AS p
-    WHERE NOT EXISTS (
-      SELECT 1 FROM json_each(${whole}, '$.row') AS w WHERE w.key = p.key COLLATE NOCASE))`;
+  const names = (change: string) => `SELECT lower(key) FROM json_each(${change}, '$.row')`;
+  return `NOT EXISTS (${names(part)} EXCEPT ${names(whole)})`;
 }
+
+/**
+ * The entries of a row and reason. Only where versions differ is it asked whose columns cover whose: as many
+ * changes of one version as a sender likes stay side by side.
+ */
+const FIND_SQL = `
+  SELECT dead_id, version, octet_length(change) AS size, change = $change AS same,
+    CASE WHEN $id IS NOT NULL AND ($version IS NULL OR coalesce(version, 0) < $version)
+      THEN ${coversSql("$change", "change")} ELSE 0 END AS is_covered,
+    CASE WHEN $id IS NOT NULL AND coalesce(version, 0) > coalesce($version, 0)
+      THEN ${coversSql("change", "$change")} ELSE 0 END AS is_covering
+  FROM _dead_letter
+  WHERE direction = 'received' AND table_name IS $table AND row_id IS $id AND reason = $reason`;
 
 /** Pauses between tries of a parked change: it may be mended any time, or never. */
 const RETRY_PAUSES_MS = [10_000, 60_000, 600_000, 3_600_000, 24 * 3_600_000];
@@ -78,7 +93,7 @@ const SELECT_SQL = `
 export class DeadLetters {
   readonly #db: Database;
   readonly #bytesMax: number;
-  readonly #find: Statement<KnownEntry, [string | null, string | null, string, string]>;
+  readonly #find: Statement<KnownEntry, [EntryKey]>;
   readonly #insert: Statement;
   readonly #replace: Statement;
   readonly #remove: Statement<{ size: number }, [number]>;
@@ -92,12 +107,7 @@ export class DeadLetters {
   constructor(db: Database, bytesMax: number) {
     this.#db = db;
     this.#bytesMax = bytesMax;
-    this.#find = db.prepare(
-      `SELECT dead_id, version, octet_length(change) AS size, change = ?4 AS same,
-         ${coversSql("?4", "change")} AS is_covered, ${coversSql("change", "?4")} AS is_covering
-       FROM _dead_letter
-       WHERE direction = 'received' AND table_name IS ?1 AND row_id IS ?2 AND reason = ?3`,
-    );
+    this.#find = db.prepare(FIND_SQL);
     this.#insert = db.prepare(
       `INSERT INTO _dead_letter(op, row_id, failed_at, retry_count, direction, peer, origin, is_foreign, table_name, reason, code, version, change, parked_at, retry_at)
        VALUES ($op, $id, $nowMs, 0, 'received', $peer, $origin, $isForeign, $table, $reason, $code, $version, $change, $nowMs, $retryAt)`,
@@ -160,7 +170,8 @@ export class DeadLetters {
     change: string,
     nowMs: number,
   ): void {
-    const known = this.#find.all(parking.table, parking.id, parking.reason, change);
+    const { table, id, reason, version } = parking;
+    const known = this.#find.all({ table, id, reason, version, change });
     const verdict = judgeEntry(parking, known);
     if (verdict.kind === "ignore") return;
     const values = {
@@ -176,7 +187,6 @@ export class DeadLetters {
     };
     const size = Buffer.byteLength(change);
     if (verdict.kind === "add") {
-      const { id, table, reason } = parking;
       this.#insert.run({ ...values, id, table, reason });
       this.#addBytes(size);
       return;
@@ -215,7 +225,8 @@ export class DeadLetters {
   /** It was tried and is still not possible. */
   postpone(parked: Parked, failure: Failure, nowMs: number): void {
     const { code, reason } = failure;
-    for (const other of this.#find.all(parked.table, parked.id, reason, parked.change)) {
+    const { table, id, version, change } = parked;
+    for (const other of this.#find.all({ table, id, reason, version: version ?? 0, change })) {
       if (other.dead_id === parked.deadId || parked.id === null) continue;
       // Another version of the row waits for the same reason: the newer one is enough, if it has all
       // columns.

@@ -13,14 +13,16 @@
  *   F3  tombstones go last. A delete received while an entry of its row is on its way is put behind it
  *       (apply.ts), so a deleted row cannot come back.
  *   F4  what the peer has taken leaves the log, also while other peers hold the rest of it.
+ *   F5  no transaction does more than a small part of a slice: writes wait for it.
  */
 import type { Database } from "bun:sqlite";
 import type { Value } from "../protocol/values.ts";
 import type { ColumnNotes } from "./column-notes.ts";
+import { setSetting, setting } from "./migrations.ts";
 import { rowsByVersion } from "./noted-row.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
-import { rowJsonOf, type TableWriter } from "./table-writer.ts";
+import { loggedRowOf, type TableWriter } from "./table-writer.ts";
 
 /** Where the filling of one peer stands, as it is kept in `_peer_state.fill`. */
 interface Fill {
@@ -33,6 +35,9 @@ interface Fill {
   /** Newest entry of the slice before the last one, and of the last one. */
   readonly before: number;
   readonly through: number;
+  /** How full the last one is; a file of an earlier version has only full ones. */
+  readonly sliceEntries?: number;
+  readonly sliceBytes?: number;
   /** Entries up to here that the peer has taken were dropped from the log. */
   readonly dropped: number;
   readonly entries: number;
@@ -50,28 +55,39 @@ export interface FillerOptions {
   readonly db: Database;
   readonly columnNotes: ColumnNotes;
   readonly writerFor: (table: SyncedTable) => TableWriter;
+  /** Of a slice, if not as many as are best: the simulator's tables are small. */
+  readonly sliceRows?: number | undefined;
 }
 
-/** Half a batch: making one holds the lock for some 10 ms. */
-const SLICE_ROWS = 5_000;
+const GONE_SETTING = "fills_gone_through";
+/** Two of them are what a write made meanwhile waits behind, also where the peer applies slowly. */
+const SLICE_ROWS = 2_500;
 const SLICE_BYTES = 4 * 1024 * 1024;
+/** What one transaction makes, or drops, of it: some 2 ms, and as much again for the commit. */
+const PART_ROWS = 500;
+const PART_BYTES = 1024 * 1024;
 /** Two slices, each with a last row that is larger than the rest, and what an entry takes besides. */
 const FILL_BYTES_MAX = 4 * SLICE_BYTES;
 /** Rows may be a MiB each: the size of the first few tells how many more fit. */
 const FIRST_STEP_ROWS = 8;
-const STEP_ROWS_MAX = 1_000;
 
 export class Filler {
   readonly #db: Database;
   readonly #options: FillerOptions;
+  readonly #sliceRows: number;
+  readonly #partRows: number;
 
   constructor(options: FillerOptions) {
     this.#db = options.db;
     this.#options = options;
+    this.#sliceRows = options.sliceRows ?? SLICE_ROWS;
+    this.#partRows = Math.min(PART_ROWS, this.#sliceRows);
   }
 
   /** Starts from the beginning, also where one is under way. Inside the caller's transaction. */
   begin(url: string, reason: string): void {
+    // The new one sends what the other had made, too; nothing would take it from the log.
+    this.abandon(url);
     const newest = this.#newest();
     this.#write(url, {
       reason,
@@ -80,6 +96,8 @@ export class Filler {
       after: "",
       before: 0,
       through: 0,
+      sliceEntries: 0,
+      sliceBytes: 0,
       dropped: newest,
       entries: 0,
     });
@@ -89,10 +107,20 @@ export class Filler {
   abandon(url: string): void {
     const fill = this.#all().find((one) => one.url === url)?.fill;
     if (fill === undefined) return;
+    this.#noteGone(this.#newest());
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND only_for = ?")
       .run(fill.dropped, url);
     this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
+  }
+
+  /** Up to here entries of fills have left the log, though they were shipped. */
+  get goneThrough(): number {
+    return Number(setting(this.#db, GONE_SETTING) ?? 0);
+  }
+
+  #noteGone(through: number): void {
+    if (through > this.goneThrough) setSetting(this.#db, GONE_SETTING, through);
   }
 
   /** What fills may add to the log at most: a peer must not be cut off for what is made for it. */
@@ -115,44 +143,71 @@ export class Filler {
   }
 
   /**
-   * Makes the next slice for every peer that has taken the one before the last, and drops what was
-   * taken. Returns the entries made and the peers that are complete.
+   * Makes the next part of a slice for each peer that has taken the slice before the last one, and drops
+   * of what was taken as much. Returns the entries made, the peers that are complete, and whether there is
+   * more to do at once.
    */
-  advance(tables: ReadonlyMap<string, SyncedTable>): { logged: number; complete: FillProgress[] } {
+  advance(tables: ReadonlyMap<string, SyncedTable>): {
+    logged: number;
+    complete: FillProgress[];
+    moreRemains: boolean;
+  } {
     let logged = 0;
+    let moreRemains = false;
     const complete: FillProgress[] = [];
     for (const { url, watermark, fill: before } of this.#all()) {
-      const fill = this.#dropTaken(url, before, watermark);
-      if (watermark < fill.before) continue;
-      if (fill.phase === "sent") {
-        if (watermark < fill.through) continue;
+      const dropped = this.#dropTaken(url, before, watermark);
+      const isDropped = dropped.dropped >= watermark;
+      moreRemains ||= !isDropped;
+      if (dropped.phase === "sent") {
+        if (watermark < dropped.through || !isDropped) continue;
         this.#db.query("UPDATE _peer_state SET fill = NULL WHERE peer_url = ?").run(url);
-        complete.push({ url, reason: fill.reason, entries: fill.entries });
+        complete.push({ url, reason: dropped.reason, entries: dropped.entries });
         continue;
       }
-      const next = this.#makeSlice(url, fill, tables);
+      if (this.#mustWait(dropped, watermark)) continue;
+      const fill = this.#isFull(dropped) ? nextSlice(dropped) : dropped;
+      const next = this.#makePart(url, fill, tables);
       logged += next.entries - fill.entries;
+      moreRemains ||= next.phase !== "sent" && !this.#mustWait(next, watermark);
       this.#write(url, next);
     }
-    return { logged, complete };
+    return { logged, complete, moreRemains };
+  }
+
+  #isFull({ sliceEntries = this.#sliceRows, sliceBytes = SLICE_BYTES }: Fill): boolean {
+    return sliceEntries >= this.#sliceRows || sliceBytes >= SLICE_BYTES;
+  }
+
+  /** F1: a slice is begun when the one before the last is taken. */
+  #mustWait(fill: Fill, watermark: number): boolean {
+    return this.#isFull(fill) && watermark < fill.before;
   }
 
   #dropTaken(url: string, fill: Fill, watermark: number): Fill {
     if (watermark <= fill.dropped) return fill;
+    const part = this.#db
+      .query<{ id: number }, [number, number, string, number]>(
+        `SELECT change_id AS id FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?
+         ORDER BY change_id LIMIT 1 OFFSET ?`,
+      )
+      .get(fill.dropped, watermark, url, this.#partRows - 1);
+    const dropped = part?.id ?? watermark;
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
-      .run(fill.dropped, watermark, url);
-    const next = { ...fill, dropped: watermark };
+      .run(fill.dropped, dropped, url);
+    this.#noteGone(dropped);
+    const next = { ...fill, dropped };
     this.#write(url, next);
     return next;
   }
 
-  #makeSlice(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
+  #makePart(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
     let { phase, table, after } = fill;
     let entries = 0;
     let bytes = 0;
-    let stepRows = FIRST_STEP_ROWS;
-    while (entries < SLICE_ROWS && bytes < SLICE_BYTES && phase !== "sent") {
+    let stepRows = Math.min(FIRST_STEP_ROWS, this.#partRows);
+    while (entries < this.#partRows && bytes < PART_BYTES && phase !== "sent") {
       const current = phase === "rows" ? nextTable(tables, table) : undefined;
       const newestBefore = this.#newest();
       const last =
@@ -163,8 +218,8 @@ export class Filler {
       entries += made.entries;
       bytes += made.bytes;
       if (made.entries > 0) {
-        const fitting = Math.floor((SLICE_BYTES - bytes) / (made.bytes / made.entries));
-        stepRows = Math.max(1, Math.min(STEP_ROWS_MAX, fitting));
+        const fitting = Math.floor((PART_BYTES - bytes) / (made.bytes / made.entries));
+        stepRows = Math.max(1, Math.min(this.#partRows - entries, fitting));
       }
       if (last !== undefined) ({ table, after } = last);
       else if (phase === "tombstones") phase = "sent";
@@ -183,8 +238,10 @@ export class Filler {
       phase,
       table,
       after,
-      before: fill.through,
-      through: this.#newest(),
+      // The newest of all may be another peer's, which this one never acknowledges.
+      through: entries > 0 ? this.#newest() : fill.through,
+      sliceEntries: (fill.sliceEntries ?? 0) + entries,
+      sliceBytes: (fill.sliceBytes ?? 0) + bytes,
       entries: fill.entries + entries,
     };
   }
@@ -211,7 +268,7 @@ export class Filler {
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
-         SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${rowJsonOf(table)}, ?3 FROM ${t} AS t
+         SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${loggedRowOf(table)}, ?3 FROM ${t} AS t
          WHERE t.${id} > ?1 AND t.${id} <= ?2 AND typeof(t.${id}) = 'text'
            AND t.${id} NOT IN (SELECT value FROM json_each(?4)) ORDER BY t.${id}`,
       )
@@ -306,6 +363,10 @@ export class Filler {
       .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
       .run(JSON.stringify(fill), url);
   }
+}
+
+function nextSlice(fill: Fill): Fill {
+  return { ...fill, before: fill.through, sliceEntries: 0, sliceBytes: 0 };
 }
 
 /** The table that the cursor is in, or the first after it; tables go in the order of their keys. */

@@ -12,7 +12,7 @@ import {
   writeSelection,
 } from "./catalog.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
-import { jsonPath, rowJsonSql } from "./row-json.ts";
+import { jsonPath, loggedRowSql } from "./row-json.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
 
@@ -219,7 +219,7 @@ export function captureAgain(db: Database, table: SyncedTable, settledThrough: n
   const t = quoteName(table.name);
   const id = quoteName(table.id.name);
   db.prepare(
-    `UPDATE _changes SET row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE t.${id} = row_id)
+    `UPDATE _changes SET row_data = (SELECT ${loggedRowSql("t", table.columns)} FROM ${t} AS t WHERE t.${id} = row_id)
      WHERE change_id > ? AND table_name = ? AND op <> 'DELETE'
        AND row_id IN (SELECT ${id} FROM ${t})`,
   ).run(settledThrough, table.name);

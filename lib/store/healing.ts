@@ -12,7 +12,7 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 import type { ChangeLog } from "./change-log.ts";
-import { setSetting, setting } from "./migrations.ts";
+import { dropSetting, setSetting, setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type TableWriter, withVersionSql } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
@@ -56,10 +56,11 @@ export class Healing {
   readonly #tombstones: Tombstones;
   readonly #find: Statement<ContestedRow, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number, number, number]>;
-  readonly #contest: Statement<unknown, [string, string, number, number, number, number]>;
+  readonly #contest: Statement<unknown, [string, string, number, number, number, number, number]>;
   readonly #setOrigins: Statement<unknown, [string, string, number]>;
   #isActive: boolean;
   #hasHub: boolean;
+  #hasFilled: boolean;
 
   constructor(options: HealingOptions) {
     this.#db = options.db;
@@ -77,7 +78,7 @@ export class Healing {
       `INSERT INTO _hooksync_contested(tbl, id, step, since, announced_at, due_at)
        SELECT ?1, e.value ->> 0, 1, ?3, 0, ?4
        FROM json_each(?2) AS e LEFT JOIN _hooksync_origins AS o ON o.tbl = ?1 AND o.id = e.value ->> 0
-       WHERE CASE WHEN ?5 THEN o.origin <> e.value ->> 1 OR o.is_mixed OR (?6 AND e.value ->> 1 = '${LOCAL_ORIGIN.name}')
+       WHERE CASE WHEN ?5 THEN ?7 OR o.origin <> e.value ->> 1 OR o.is_mixed OR (?6 AND e.value ->> 1 = '${LOCAL_ORIGIN.name}')
              ELSE o.origin <> e.value ->> 1 AND (o.is_foreign OR e.value ->> 2) END
        ${CONTEST_AGAIN_SQL}`,
     );
@@ -89,6 +90,7 @@ export class Healing {
     );
     this.#isActive = setting(this.#db, "foreign") !== null;
     this.#hasHub = setting(this.#db, "hub") !== null;
+    this.#hasFilled = setting(this.#db, "filled_foreign") !== null;
   }
 
   get isActive(): boolean {
@@ -128,9 +130,19 @@ export class Healing {
       .run(nowMs, REPEAT_PAUSES_MS[0]!);
   }
 
+  /**
+   * A foreign peer is being filled: it gets rows from here that others wrote, perhaps after those others'
+   * deletes of them. Every delete is contested until the foreign peers have been quiet since.
+   */
+  fillsForeign(nowMs: number): void {
+    setSetting(this.#db, "filled_foreign", nowMs);
+    this.#hasFilled = true;
+  }
+
   forget(): void {
     this.#isActive = setting(this.#db, "foreign") !== null;
     this.#hasHub = setting(this.#db, "hub") !== null;
+    this.#hasFilled = setting(this.#db, "filled_foreign") !== null;
   }
 
   /** Rule 1: a foreign change lost against the row that stands here. Returns entries made. */
@@ -182,7 +194,10 @@ export class Healing {
     if (!this.#isActive || ids.length === 0) return;
     const rows = JSON.stringify(ids.map((id, i) => [id, origins[i]!.name, origins[i]!.isForeign]));
     const dueMs = nowMs + REPEAT_PAUSES_MS[0]!;
-    this.#contest.run(table.key, rows, nowMs, dueMs, isDelete ? 1 : 0, this.#hasHub ? 1 : 0);
+    const flag = (is: boolean) => (is ? 1 : 0);
+    const { key } = table;
+    const [hub, filling] = [flag(this.#hasHub), flag(this.#hasFilled)];
+    this.#contest.run(key, rows, nowMs, dueMs, flag(isDelete), hub, filling);
     this.#setOrigins.run(table.key, rows, nowMs);
   }
 
@@ -250,6 +265,9 @@ export class Healing {
       )
       .run(nowMs + REPEAT_PAUSES_MS[0]!, quietMs);
     this.#db.query("DELETE FROM _hooksync_origins WHERE seen_at < ?").run(quietMs);
+    if (!this.#hasFilled || Number(setting(this.#db, "filled_foreign")) >= quietMs) return;
+    dropSetting(this.#db, "filled_foreign");
+    this.#hasFilled = false;
   }
 
   /** Whether the health of foreign peers should be read: something waits for their quiet. */

@@ -69,25 +69,26 @@ const ADDED_COLUMNS: readonly (readonly [table: string, column: string, type: st
   ["_peer_state", "fill_wanted", "TEXT"],
 ];
 
+/** Each may be repeated: so a table that somebody dropped is made again. */
 const MIGRATIONS: readonly string[] = [
   `
-  CREATE TABLE _hooksync_noted(tbl, id, version, row, at, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
-  CREATE TABLE _hooksync_tombstones(
+  CREATE TABLE IF NOT EXISTS _hooksync_noted(tbl, id, version, row, at, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
+  CREATE TABLE IF NOT EXISTS _hooksync_tombstones(
     tbl TEXT, id TEXT, version INTEGER, deleted_at INTEGER, PRIMARY KEY(tbl, id)) WITHOUT ROWID;
-  CREATE TABLE _hooksync_columns(
+  CREATE TABLE IF NOT EXISTS _hooksync_columns(
     tbl TEXT, id TEXT, col TEXT, version INTEGER, value TEXT, PRIMARY KEY(tbl, id, col)) WITHOUT ROWID;
-  CREATE TABLE _hooksync_marks(db TEXT PRIMARY KEY, batch_id INTEGER, hash TEXT) WITHOUT ROWID;
-  CREATE TABLE _hooksync_origins(
+  CREATE TABLE IF NOT EXISTS _hooksync_marks(db TEXT PRIMARY KEY, batch_id INTEGER, hash TEXT) WITHOUT ROWID;
+  CREATE TABLE IF NOT EXISTS _hooksync_origins(
     tbl TEXT, id TEXT, origin TEXT, is_foreign INTEGER, is_mixed INTEGER, seen_at INTEGER,
     PRIMARY KEY(tbl, id)) WITHOUT ROWID;
-  CREATE TABLE _hooksync_contested(
+  CREATE TABLE IF NOT EXISTS _hooksync_contested(
     tbl TEXT, id TEXT, step INTEGER, since INTEGER, announced_at INTEGER, due_at INTEGER,
     PRIMARY KEY(tbl, id)) WITHOUT ROWID;
-  CREATE INDEX _hooksync_contested_due ON _hooksync_contested(due_at);
-  CREATE TABLE _hooksync_left_out(peer TEXT, tbl TEXT, changes INTEGER, PRIMARY KEY(peer, tbl)) WITHOUT ROWID;
-  CREATE INDEX _hooksync_parked ON _dead_letter(direction, table_name, row_id);
-  CREATE INDEX _hooksync_parked_due ON _dead_letter(retry_at) WHERE retry_at IS NOT NULL;
-  CREATE INDEX _hooksync_parked_unique ON _dead_letter(failed_at) WHERE code = 'unique';
+  CREATE INDEX IF NOT EXISTS _hooksync_contested_due ON _hooksync_contested(due_at);
+  CREATE TABLE IF NOT EXISTS _hooksync_left_out(peer TEXT, tbl TEXT, changes INTEGER, PRIMARY KEY(peer, tbl)) WITHOUT ROWID;
+  CREATE INDEX IF NOT EXISTS _hooksync_parked ON _dead_letter(direction, table_name, row_id);
+  CREATE INDEX IF NOT EXISTS _hooksync_parked_due ON _dead_letter(retry_at) WHERE retry_at IS NOT NULL;
+  CREATE INDEX IF NOT EXISTS _hooksync_parked_unique ON _dead_letter(failed_at) WHERE code = 'unique';
   `,
 ];
 
@@ -154,8 +155,12 @@ function faultOf(db: Database, { name, key, columns, isNumbered }: ContractTable
   return demanded && `table ${name} that demands a ${demanded.name}`;
 }
 
-/** Brings the tables up to date. Runs inside the caller's transaction; a repeat changes nothing. */
-export function migrate(db: Database): void {
+/**
+ * Brings the tables up to date. Runs inside the caller's transaction; a repeat changes nothing. Returns
+ * the tables that had been there before and were dropped by somebody.
+ */
+export function migrate(db: Database): string[] {
+  const before = migrationLevel(db) === MIGRATIONS.length ? new Set(ownTableNames(db)) : undefined;
   const hasFlag = columnNames(db, "_meta").length > 0;
   db.run(CREATE_CONTRACT_SQL);
   // Where the flag is gone from a table that was there, nothing was captured: settling has to see that.
@@ -164,10 +169,9 @@ export function migrate(db: Database): void {
     if (columnNames(db, table).includes(column)) continue;
     db.run(`ALTER TABLE ${table} ADD COLUMN "${column}" ${type}`);
   }
-  for (let level = migrationLevel(db); level < MIGRATIONS.length; level++) {
-    db.run(MIGRATIONS[level]!);
-    setSetting(db, "level", level + 1);
-  }
+  for (const sql of MIGRATIONS) db.run(sql);
+  if (before === undefined) setSetting(db, "level", MIGRATIONS.length);
+  return before === undefined ? [] : ownTableNames(db).filter((name) => !before.has(name));
 }
 
 function migrationLevel(db: Database): number {

@@ -68,6 +68,17 @@ export function resolvePath(path: string): string {
   return real;
 }
 
+/** Which file stands under this path; undefined: none. */
+export function fileMark(path: string): string | undefined {
+  const found = statSync(path, { bigint: true, throwIfNoEntry: false });
+  return found && `${found.dev} ${found.ino}`;
+}
+
+/** Whether the file has a second name, by a hard link: opened under both, SQLite would ruin it. */
+export function hasOtherName(path: string): boolean {
+  return (statSync(path, { throwIfNoEntry: false })?.nlink ?? 1) > 1;
+}
+
 function refuseOtherFormats(path: string): void {
   const header = Buffer.alloc(16);
   const file = openFile(path);

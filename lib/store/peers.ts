@@ -6,11 +6,13 @@
 import type { Database } from "bun:sqlite";
 import type { Mark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
+import { dropSetting, setSetting, setting } from "./migrations.ts";
 
 export interface PeerRow {
   readonly url: string;
   readonly lastAcked: number;
-  readonly make: string | null;
+  readonly make: "ours" | "foreign" | null;
+  readonly nodeId: string | null;
   readonly dbId: string | null;
   /** Why it must be filled once it answers, or null. */
   readonly fillWanted: string | null;
@@ -38,6 +40,9 @@ const PRUNED_IDS_MAX = 5_000;
 const CLEARED_IDS_MAX = 20_000;
 /** What a busy node keeps of it besides: some 120 MB of file, which are used again. */
 const KEPT_IDS_MAX = 500_000;
+
+/** Key of a setting, by db id. */
+const UNFILLED = "unfilled:";
 
 /** The ends of the log, and what every peer has acknowledged. */
 export interface LogStanding {
@@ -101,7 +106,12 @@ export class Peers {
     );
     const starts = urls.map((url): PeerStart => {
       const row = known.get(url);
-      const start = { url, watermark: row?.last_acked ?? 0, prev: row?.prev ?? 0 };
+      const start = {
+        url,
+        watermark: row?.last_acked ?? 0,
+        prev: row?.prev ?? 0,
+        dbId: row?.db_id ?? undefined,
+      };
       insert.run(
         url,
         start.watermark,
@@ -114,13 +124,26 @@ export class Peers {
       );
       return start;
     });
+    // What a fill had made for a peer that is gone is nobody's, and no watermark would pass it.
+    const forget = this.#db.query("DELETE FROM _changes WHERE only_for = ?");
+    for (const [url, { fill }] of known) if (fill !== null && !urls.includes(url)) forget.run(url);
+    const gone = [...known].filter(([url]) => !urls.includes(url));
+    for (const [, { db_id, fill, fill_wanted }] of gone) {
+      if (db_id !== null && (fill ?? fill_wanted) !== null)
+        setSetting(this.#db, `${UNFILLED}${db_id}`, 1);
+    }
     return { starts, added: urls.filter((url) => !known.has(url)) };
+  }
+
+  /** Whether this file's node was removed before it had everything: then its mark says nothing. */
+  isUnfilled(dbId: string): boolean {
+    return setting(this.#db, `${UNFILLED}${dbId}`) !== null;
   }
 
   rows(): PeerRow[] {
     return this.#db
       .query<Omit<PeerRow, "isFilling"> & { isFilling: number }, []>(
-        `SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make, db_id AS dbId,
+        `SELECT peer_url AS url, coalesce(last_acked, 0) AS lastAcked, make, node_id AS nodeId, db_id AS dbId,
            fill_wanted AS fillWanted, fill IS NOT NULL AS isFilling
          FROM _peer_state`,
       )
@@ -131,6 +154,8 @@ export class Peers {
   /** Remembers that this peer must be filled, or with null that it need not. */
   wantFill(url: string, reason: string | null): void {
     this.#db.query("UPDATE _peer_state SET fill_wanted = ? WHERE peer_url = ?").run(reason, url);
+    const dbId = this.rows().find((peer) => peer.url === url)?.dbId ?? null;
+    if (reason === null && dbId !== null) dropSetting(this.#db, `${UNFILLED}${dbId}`);
   }
 
   /** A watermark never moves back. */
@@ -142,15 +167,25 @@ export class Peers {
       .run(through, ackedBatchId ?? null, url);
   }
 
-  learn(health: PeerHealth): void {
+  /** Nothing that it acknowledged is relied on any more. */
+  startOver(url: string): void {
+    this.#db.query("UPDATE _peer_state SET prev = 0 WHERE peer_url = ?").run(url);
+  }
+
+  /** What one file acknowledged, another file at its place did not. */
+  learn({ url, nodeId, identity }: PeerHealth): void {
     this.#db
-      .query("UPDATE _peer_state SET node_id = ?, db_id = ?, make = ? WHERE peer_url = ?")
-      .run(
-        health.nodeId ?? null,
-        health.identity?.db ?? null,
-        health.identity ? "ours" : "foreign",
-        health.url,
-      );
+      .query(
+        `UPDATE _peer_state SET node_id = :nodeId, db_id = :dbId, make = :make,
+           prev = CASE WHEN db_id <> :dbId THEN 0 ELSE prev END
+         WHERE peer_url = :url`,
+      )
+      .run({
+        nodeId: nodeId ?? null,
+        dbId: identity?.db ?? null,
+        make: identity ? "ours" : "foreign",
+        url,
+      });
   }
 
   /**

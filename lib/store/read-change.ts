@@ -206,6 +206,8 @@ function readCells(
   for (const { name, key, json } of members) {
     if (table.generated.has(key)) continue;
     const column = table.columnByKey.get(key);
+    // Two such names would be noted as one.
+    if (!column && !key.isWellFormed()) return "the name of a column holds half a surrogate pair";
     const value = readCell(json, tokens?.get(name), {
       isBlob: blobs?.has(name) ?? (!isOurs && column?.affinity === "blob"),
       isBlobCertain: blobs?.has(name) ?? false,

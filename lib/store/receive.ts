@@ -16,6 +16,7 @@ import {
 import { hashChange, type Identity, type Mark } from "../protocol/identity.ts";
 import { type ApplyTally, emptyTally, Guilty, runWithout, type Sender } from "./apply-parts.ts";
 import type { Origin } from "./healing.ts";
+import { readChange } from "./read-change.ts";
 import { nameKey } from "./sql.ts";
 import type { Store } from "./store.ts";
 import { NOTHING_SUPERSEDED, supersededIn } from "./superseded.ts";
@@ -47,18 +48,23 @@ const NAME_LENGTH_MAX = 256;
 
 export class Receiver {
   readonly #store: Store;
-  readonly #heard: (identity: Identity | undefined) => void;
+  readonly #heard: (identity: Identity | undefined, nodeId: string | undefined) => void;
   #bodies = 0;
   #bodyBytes = 0;
   #hubChanges = 0;
 
   /** `heard` is told of every batch that was committed. */
-  constructor(store: Store, heard: (identity: Identity | undefined) => void) {
+  constructor(
+    store: Store,
+    heard: (identity: Identity | undefined, nodeId: string | undefined) => void,
+  ) {
     this.#store = store;
     this.#heard = heard;
   }
 
   async receive(request: SyncRequest): Promise<SyncAnswer> {
+    const { refusal } = this.#store.queue;
+    if (refusal) throw refusal;
     const isAlone = this.#bodies === 0;
     if (
       !isAlone &&
@@ -101,7 +107,7 @@ export class Receiver {
       if (part.tally.parked > 0 || this.#store.healing.isActive) this.#store.lookAgain();
       at = part.to;
     } while (at < batch.changes.length);
-    this.#heard(request.identity);
+    this.#heard(request.identity, request.nodeId);
     return {
       applied,
       ack: batch.batchId,
@@ -133,13 +139,23 @@ export class Receiver {
   /** Returns the mark as it was. */
   #mark(request: SyncRequest, batch: ReceivedBatch): Mark | undefined {
     if (request.identity === undefined) return undefined;
-    const { db } = request.identity;
+    const { db, prev = 0 } = request.identity;
     const before = this.#store.peers.mark(db);
     const last = batch.changes.at(-1);
-    if (last !== undefined) {
+    // This file lost what its sender takes for granted. The mark stays below that, whatever comes late or
+    // twice, until the sender has seen it and starts over.
+    const isLost = prev > before.batchId;
+    if (last !== undefined && !isLost) {
       this.#store.peers.setMark(db, { batchId: batch.batchId, hash: hashOf(last) });
     }
     return before;
+  }
+
+  /** Whether it can be applied at all, be it too early now. */
+  #isSound(change: ReceivedChange): boolean {
+    const { survey } = this.#store;
+    const read = readChange(change, { survey, nowMs: Number.POSITIVE_INFINITY, isOurs: false });
+    return read.kind === "upsert" || read.kind === "delete";
   }
 
   #sender(request: SyncRequest, batch: ReceivedBatch): Sender {
@@ -154,7 +170,10 @@ export class Receiver {
     return {
       name,
       isOurs,
-      superseded: isOurs || isThroughHub ? NOTHING_SUPERSEDED : supersededIn(batch.changes),
+      superseded:
+        isOurs || isThroughHub
+          ? NOTHING_SUPERSEDED
+          : supersededIn(batch.changes, (at) => this.#isSound(batch.changes[at]!)),
       originOf: () =>
         isThroughHub
           ? { name: `hub ${name} ${openedMs}.${this.#hubChanges++}`, isForeign: true }

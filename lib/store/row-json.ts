@@ -6,6 +6,7 @@
  * any make see the plain string; we still see, in the stored text, that it was a BLOB and not a text
  * of the same characters (json_quote writes that one as \\), without another column.
  */
+import { BODY_BYTES_MAX } from "../protocol/limits.ts";
 import { quoteName, quoteText } from "./sql.ts";
 
 /** How the text of a stored BLOB begins, quote included. */
@@ -21,12 +22,34 @@ export interface JsonColumn {
 /** Old builds take at most 127 arguments; with more the whole file becomes unreadable to them. */
 const COLUMNS_PER_CALL_MAX = 60;
 
-/** A JSON object of all columns of `alias` (NEW, OLD, or a table's name or alias). */
+/**
+ * Of a BLOB the log takes no more: in hex it is larger than any body then, so that its change is set
+ * aside instead of sent (shipper/batch.ts), and the write that it is captured from does not fail at
+ * SQLite's limit for a text. Texts have no such bound, since looking at each would cost every write.
+ */
+const LOGGED_BLOB_BYTES = BODY_BYTES_MAX / 2;
+
+/** A JSON object of all columns of `alias` (a table's name or alias). */
 export function rowJsonSql(alias: string, columns: readonly JsonColumn[]): string {
+  return objectSql(alias, columns, (blob) => blob);
+}
+
+/** The same for an entry of the log; `alias` may be NEW or OLD. */
+export function loggedRowSql(alias: string, columns: readonly JsonColumn[]): string {
+  return objectSql(alias, columns, (blob) => `substr(${blob}, 1, ${LOGGED_BLOB_BYTES})`);
+}
+
+function objectSql(
+  alias: string,
+  columns: readonly JsonColumn[],
+  bound: (blob: string) => string,
+): string {
   const calls: string[] = [];
   for (let at = 0; at < columns.length; at += COLUMNS_PER_CALL_MAX) {
     const part = columns.slice(at, at + COLUMNS_PER_CALL_MAX);
-    const members = part.map((column) => `${quoteText(column.name)}, ${valueSql(alias, column)}`);
+    const members = part.map(
+      (column) => `${quoteText(column.name)}, ${valueSql(alias, column, bound)}`,
+    );
     calls.push(`json_object(${members.join(", ")})`);
   }
   if (calls.length === 1) return calls[0]!;
@@ -40,10 +63,10 @@ export function jsonPath(name: string): string {
   return `$.${JSON.stringify(name)}`;
 }
 
-function valueSql(alias: string, column: JsonColumn): string {
+function valueSql(alias: string, column: JsonColumn, bound: (blob: string) => string): string {
   const value = `${alias}.${quoteName(column.name)}`;
   if (column.holds === "integer") return value;
-  const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${value})) || '"')`;
+  const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${bound(value)})) || '"')`;
   // In NEW a text that json() made is still marked as JSON, and would be taken for an object of ours.
   const text = alias === "NEW" ? `${value} || ''` : value;
   if (column.holds === "text") return `CASE typeof(${value}) ${blob} ELSE ${text} END`;

@@ -41,7 +41,9 @@ export interface SettleEvent {
     | "gap"
     | "lift-refused"
     | "flag-restored"
-    | "log-restarted";
+    | "log-restarted"
+    | "log-emptied"
+    | "table-restored";
   readonly table: string;
   readonly text: string;
 }

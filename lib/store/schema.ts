@@ -63,8 +63,8 @@ export interface Table {
   readonly sql: string;
   /** Columns that are stored and shipped, in order. */
   readonly columns: readonly Column[];
-  /** Keys of generated columns: not shipped, ignored on arrival. */
-  readonly generated: ReadonlySet<string>;
+  /** Generated columns by key, with their expressions: not shipped, ignored on arrival. */
+  readonly generated: ReadonlyMap<string, string>;
   readonly withoutRowid: boolean;
   readonly strict: boolean;
   readonly uniqueKeys: readonly UniqueKey[];
@@ -146,7 +146,10 @@ function readTable(
   strict: boolean,
 ): Table {
   const rows = readColumnRows(db, name);
-  const generated = new Set(rows.filter((row) => row.hidden > 1).map((row) => nameKey(row.name)));
+  const generated = readGenerated(
+    sql,
+    rows.filter((row) => row.hidden > 1).map((row) => nameKey(row.name)),
+  );
   const columns = rows.filter((row) => row.hidden === 0).map((row) => toColumn(row, strict));
   return {
     name,
@@ -173,6 +176,37 @@ function readColumnRows(db: Database, table: string): ColumnRow[] {
       `SELECT name, type, "notnull", dflt_value, pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid`,
     )
     .all(table);
+}
+
+/** SQLite has what generates a column only in the text of CREATE TABLE: `… AS (expression) …`. */
+function readGenerated(sql: string, keys: readonly string[]): Map<string, string> {
+  const generated = new Map<string, string>();
+  if (keys.length === 0) return generated;
+  const tokens = tokenize(sql);
+  let depth = 0;
+  let first = 0;
+  for (const [i, token] of tokens.entries()) {
+    if (isWord(token, "AS") && depth === 1 && tokens[i + 1]?.value === "(") {
+      const key = nameKey(tokens[first]!.value);
+      const end = closing(tokens, i + 1);
+      if (keys.includes(key)) generated.set(key, sourceOf(sql, tokens.slice(i + 2, end)));
+    }
+    if (token.kind !== "symbol") continue;
+    if (token.value === "(" && ++depth === 1) first = i + 1;
+    if (token.value === ")") depth--;
+    if (token.value === "," && depth === 1) first = i + 1;
+  }
+  return generated;
+}
+
+/** Where the parenthesis that opens at `from` is closed. */
+function closing(tokens: readonly Token[], from: number): number {
+  let depth = 0;
+  return tokens.findIndex((token, i) => {
+    if (i < from || token.kind !== "symbol") return false;
+    if (token.value === "(") depth++;
+    return token.value === ")" && --depth === 0;
+  });
 }
 
 function toColumn(row: ColumnRow, strict: boolean): Column {
@@ -289,45 +323,13 @@ function withoutOrder(term: readonly Token[]): readonly Token[] {
 }
 
 /** Names of the columns that `expression` may read; a word that only looks like one does no harm. */
-function columnsIn(expression: string, columnNames: readonly string[]): string[] {
+export function columnsIn(expression: string, columnNames: readonly string[]): string[] {
   const words = new Set(
     tokenize(expression)
       .filter((token) => token.kind === "name" || token.kind === "quoted-name")
       .map((token) => nameKey(token.value)),
   );
   return columnNames.filter((name) => words.has(nameKey(name)));
-}
-
-/** Words of expressions: where a column has such a name, only the quoted word means the column. */
-const EXPRESSION_WORDS = new Set(
-  "AND AS BETWEEN CASE CAST COLLATE ELSE END ESCAPE EXISTS GLOB IN IS ISNULL LIKE MATCH NOT NOTNULL NULL OR REGEXP THEN WHEN".split(
-    " ",
-  ),
-);
-
-/** `expression` with every column of the table read from `alias`. */
-export function qualify(expression: string, columns: readonly Column[], alias: string): string {
-  const known = new Set(columns.map((column) => column.key));
-  let text = "";
-  let at = 0;
-  const tokens = tokenize(expression);
-  for (const [i, token] of tokens.entries()) {
-    const previous = tokens[i - 1];
-    const isName =
-      token.kind === "quoted-name" ||
-      (token.kind === "name" && !EXPRESSION_WORDS.has(token.value.toUpperCase()));
-    const isColumn =
-      isName &&
-      known.has(nameKey(token.value)) &&
-      tokens[i + 1]?.value !== "(" &&
-      previous?.value !== "." &&
-      !isWord(previous, "AS") &&
-      !isWord(previous, "COLLATE");
-    if (!isColumn) continue;
-    text += `${expression.slice(at, token.start)}${alias}.${quoteName(token.value)}`;
-    at = token.end;
-  }
-  return text + expression.slice(at);
 }
 
 /** Marks a trigger as ours, inside its text, where renames by SQLite leave it alone. */

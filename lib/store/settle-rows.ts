@@ -10,9 +10,10 @@
  */
 import type { Database } from "bun:sqlite";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
-import { jsonPath, rowJsonSql } from "./row-json.ts";
+import { jsonPath, loggedRowSql } from "./row-json.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
+import { orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
 import {
   judgeVersion,
@@ -262,13 +263,13 @@ function statementsFor(db: Database, table: SyncedTable) {
   const query = (sql: string) => db.query<unknown, (string | number | null)[]>(sql);
   return {
     lift: query(
-      `UPDATE OR ABORT ${t} SET ${quoteName(table.version.name)} = ?
+      `UPDATE ${orAbort(table)} ${t} SET ${quoteName(table.version.name)} = ?
        WHERE ${quoteName(table.id.name)} = ${rowId}`,
     ),
     /** The row as it stands goes into the entry that is kept. */
     writeRow: query(
       `UPDATE _changes
-       SET op = ?, row_data = (SELECT ${rowJsonSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
+       SET op = ?, row_data = (SELECT ${loggedRowSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
        WHERE change_id = ?`,
     ),
     writeDelete: query(

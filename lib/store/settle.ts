@@ -15,9 +15,11 @@
  *   S3  a table whose triggers were missing has every row announced again, and the interval is named.
  */
 import type { Database, Statement } from "bun:sqlite";
+import { HookSyncError } from "../base/errors.ts";
 import type { Selection, Survey } from "./catalog.ts";
 import { captureAgain } from "./follow-schema.ts";
-import { setting } from "./migrations.ts";
+import { noteEmptied, noticeEmptied, tableRestored } from "./lost-entries.ts";
+import { migrate, setting, wasOurs } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { announceUnseen, SchemaWatch, type SettleEvent } from "./schema-watch.ts";
 import { RowSettler } from "./settle-rows.ts";
@@ -98,12 +100,14 @@ export class Settler {
 
   /** After a rollback nothing that was cached about the file is trusted. */
   forget(): void {
-    this.#settledThrough = Number(setting(this.#db, "settled_through") ?? 0);
     this.#isRewritten = false;
-    if (!this.#isDirty) return;
-    this.#isDirty = false;
-    this.#seenData = undefined;
-    this.#seenSchema = undefined;
+    if (this.#isDirty) {
+      this.#isDirty = false;
+      this.#seenData = undefined;
+      this.#seenSchema = undefined;
+    }
+    // Where even that table is gone, the next pass says so.
+    if (wasOurs(this.#db)) this.#settledThrough = Number(setting(this.#db, "settled_through") ?? 0);
   }
 
   /** After a commit: whether entries that were settled before have been rewritten since the last one. */
@@ -136,10 +140,13 @@ export class Settler {
 
   #settleAll(nowMs: number): void {
     this.#isDirty = true;
-    const isBroken = this.#restoreFlag();
-    this.#renumberRestarted();
-    const from = this.#settledThrough;
     const schemaVersion = this.#schemaVersion.get()!.schema_version;
+    if (schemaVersion !== this.#seenSchema) this.#restoreTables();
+    const isBroken = this.#restoreFlag();
+    const knownThrough = this.#settledThrough;
+    this.#renumberRestarted();
+    this.#wantLost(knownThrough);
+    const from = this.#settledThrough;
     let leaving: ReadonlyMap<string, SyncedTable> = new Map();
     let recaptured: readonly SyncedTable[] = [];
     if (schemaVersion !== this.#seenSchema) {
@@ -180,6 +187,17 @@ export class Settler {
   #moveTo(changeId: number): void {
     this.#position.run(changeId);
     this.#settledThrough = changeId;
+  }
+
+  #restoreTables(): void {
+    if (!wasOurs(this.#db)) {
+      throw new HookSyncError(
+        "store-failed",
+        "another program dropped the table _hooksync, in which this node keeps how far it is",
+        "Start hook-sync again: it takes the file as it takes another node's.",
+      );
+    }
+    for (const name of migrate(this.#db)) this.#options.onEvent(tableRestored(name));
   }
 
   /** DL11: without this row, or with the flag left at 1, nothing was captured. Says whether it was so. */
@@ -228,6 +246,17 @@ export class Settler {
       kind: "log-restarted",
       table: "_changes",
       text: `its numbering began again below ${floor} (a restored backup?); its entries are sent under new numbers`,
+    });
+  }
+
+  #wantLost(settledThrough: number): void {
+    const urls = noticeEmptied(this.#db, settledThrough);
+    noteEmptied(this.#db, this.#settledThrough);
+    if (urls.length === 0) return;
+    this.#options.onEvent({
+      kind: "log-emptied",
+      table: "_changes",
+      text: `another program deleted changes that these peers had not got; they are sent everything: ${urls.join(", ")}`,
     });
   }
 

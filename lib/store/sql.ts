@@ -15,6 +15,12 @@ export {
   unquoteText,
 } from "../base/sql-text.ts";
 
+/** Whether a CREATE TABLE says of any of its constraints what a conflict does (ON CONFLICT REPLACE). */
+export function statesConflictClause(tableSql: string): boolean {
+  const tokens = tokenize(tableSql);
+  return tokens.some((token, i) => isWord(token, "ON") && isWord(tokens[i + 1], "CONFLICT"));
+}
+
 /** Where the parts of a CREATE TRIGGER stand, as indexes into its tokens. */
 export interface TriggerParts {
   readonly tokens: readonly Token[];

@@ -27,8 +27,9 @@ import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
 import { Filler } from "./filler.ts";
 import { Healing, LOCAL_ORIGIN } from "./healing.ts";
+import { knownEmptied, noteEmptied, tableRestored } from "./lost-entries.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
-import { beOpening, doneOpening, openDatabase, openError, setJournal } from "./open.ts";
+import { beOpening, doneOpening, fileMark, openDatabase, openError, setJournal } from "./open.ts";
 import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -47,12 +48,22 @@ export interface StoreOptions {
   readonly parkedBytesMax: number;
   readonly tombstoneRetentionMs: number;
   readonly acceptOldFile: boolean;
+  /** Rows of one slice of a fill, if not as many as half a batch holds. */
+  readonly fillSliceRows?: number | undefined;
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
   readonly onEvent: (event: SettleEvent | ApplyEvent | FillEvent) => void;
   /** After a commit: the log is settled up to here; `rewritten` as in shipper/messages.ts. */
   readonly onCommit: (settledThrough: number, rewritten: boolean) => void;
+}
+
+/** What follows from hearing a peer. */
+export interface LearnedPeer {
+  /** Why it wants a fill, or null. */
+  readonly fillWanted: string | null;
+  /** Its file was not known before. */
+  readonly isFirst: boolean;
 }
 
 /** A peer has been filled. */
@@ -66,6 +77,8 @@ export interface FillEvent {
 export interface Move {
   readonly peer: string;
   readonly through: number;
+  /** Foreign ones turn healing on. */
+  readonly make?: "ours" | "foreign" | undefined;
   readonly ackedBatchId?: number;
   readonly refusal?: {
     readonly changeIds: readonly number[];
@@ -86,6 +99,8 @@ const ANNOUNCE_LOOK_MS = 250;
 const FORGET_ROWS_MAX = 5_000;
 /** A change that waits for another row is looked at this often, also when no batch arrives. */
 const WAITING_PAUSE_MS = 5_000;
+/** How often the file is looked for under its name. */
+const FILE_LOOK_MS = 1_000;
 
 /** How long acknowledgements wait for a write to join. /health shows them as pending meanwhile. */
 const MOVES_PATIENCE_MS = 40;
@@ -111,6 +126,8 @@ export class Store {
   readonly #columnNotes: ColumnNotes;
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
+  readonly #fileMark: string | undefined;
+  #fileLookMs = 0;
   #isAnnouncing = false;
   #announceLookMs = 0;
   #stampedMs = 0;
@@ -148,7 +165,8 @@ export class Store {
     const { clock, timers, random } = options;
     this.db = db;
     this.#options = options;
-    const selection = prepareFile(db, options);
+    const { selection, restored } = prepareFile(db, options);
+    for (const name of restored) options.onEvent(tableRestored(name));
     this.#refuseForgotten();
     this.dbId = this.#identify(random);
     this.openedMs = clock.nowMs();
@@ -182,6 +200,7 @@ export class Store {
       db,
       columnNotes: this.#columnNotes,
       writerFor: (table) => this.applier.writerFor(table),
+      sliceRows: options.fillSliceRows,
     });
     this.#isFilling = this.filler.isAny;
     this.repository = new Repository({
@@ -202,6 +221,7 @@ export class Store {
     });
     this.#openTransaction();
     this.zeroed = this.#zeroStamps();
+    this.#fileMark = fileMark(options.path);
     doneOpening(db);
   }
 
@@ -275,11 +295,14 @@ export class Store {
     const hash = new ChangeLog(this.db).hashOf(batchId) ?? "0";
     new Peers(this.db).setMark(dbId, { batchId, hash });
     setSetting(this.db, "copy_of", dbId);
+    setSetting(this.db, "copied_through", batchId);
   }
 
-  /** Whether this file began as a copy of that one, which so has all that was in it. */
+  /** Whether this file began as a copy of that one, which so has all that left the log of this one. */
   isCopyOf(dbId: string): boolean {
-    return setting(this.db, "copy_of") === dbId;
+    if (setting(this.db, "copy_of") !== dbId) return false;
+    // What was written here since, and has left the log, it has not.
+    return this.prunedThrough <= Number(setting(this.db, "copied_through") ?? 0);
   }
 
   /** Triggers, the pending changes of whoever used the file before, and rows revived by them. */
@@ -431,6 +454,7 @@ export class Store {
   /** Called every `--batch-ms`: costs a microsecond while there is nothing to do. */
   async runDue(): Promise<void> {
     const nowMs = this.#options.clock.nowMs();
+    this.#lookForFile(nowMs);
     const wasBehind = this.#settler.isBehind;
     if (wasBehind) await this.queue.run("apply", () => undefined);
     // Settling by a write may have begun one, too: then it is found a moment later.
@@ -443,12 +467,30 @@ export class Store {
       });
       this.#isAnnouncing = this.#announcer.isPending;
     }
-    if (this.#isFilling)
-      await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    await this.#fillOn();
     await this.#pruneOn();
     if (this.#dueMs !== undefined && nowMs >= this.#dueMs) await this.#runRetries();
     if (nowMs - this.#stampedMs >= OPEN_STAMP_MS || nowMs < this.#stampedMs)
       await this.#stampOpen();
+  }
+
+  /**
+   * Where the file was removed or replaced, this node has it still, and nobody else ever will again:
+   * nothing more is taken in; what is in it is shipped.
+   */
+  #lookForFile(nowMs: number): void {
+    if (nowMs - this.#fileLookMs < FILE_LOOK_MS && nowMs >= this.#fileLookMs) return;
+    this.#fileLookMs = nowMs;
+    const { path } = this.#options;
+    const found = fileMark(path);
+    if (found === this.#fileMark) this.queue.refusal = undefined;
+    else {
+      this.queue.refusal ??= new HookSyncError(
+        "file-moved",
+        `${path} was ${found === undefined ? "removed" : "replaced by another file"} while the node ran; writes are refused`,
+        "Put it back under its name. Until then this node ships what it still holds to its peers.",
+      );
+    }
   }
 
   /** Something was parked or contested: look when it is due. */
@@ -521,6 +563,7 @@ export class Store {
     try {
       this.db.run("BEGIN IMMEDIATE");
       const configured = this.peers.configure(urls, normalise);
+      noteEmptied(this.db, this.settledThrough);
       // What left the log, or was never in it, a new peer can only get as a copy.
       if (this.hasContent)
         for (const url of configured.added) this.peers.wantFill(url, "it is new");
@@ -557,18 +600,24 @@ export class Store {
           if (refusal) this.deadLetters.refuse({ ...refusal, peer }, transaction.nowMs);
           this.peers.move(peer, through, ackedBatchId);
         }
+        // Before what it got leaves the log, and nobody knows any more that it got it from here.
+        if (moves.some(({ make }) => make === "foreign")) this.healing.activate(transaction.nowMs);
         this.#advanceFills(transaction);
         this.#prune(this.queue.isBusy);
       },
       MOVES_PATIENCE_MS,
     );
+    await this.#fillOn();
     await this.#pruneOn();
   }
 
   /** Inside a transaction. */
   #prune(isBusy: boolean): void {
     const { through, moreRemains } = this.peers.prune(isBusy);
-    if (through > 0) setSetting(this.db, "pruned_through", through);
+    if (through > 0) {
+      setSetting(this.db, "pruned_through", through);
+      noteEmptied(this.db, this.settledThrough);
+    }
     this.#isPruneLeft = moreRemains;
   }
 
@@ -579,9 +628,22 @@ export class Store {
     }
   }
 
-  #advanceFills(transaction: WriteTransaction): void {
-    if (!this.#isFilling) return;
-    const { logged, complete } = this.filler.advance(this.survey.synced);
+  /** A part in each transaction, so that writes come in between. */
+  async #fillOn(): Promise<void> {
+    let moreRemains = this.#isFilling;
+    while (moreRemains) {
+      moreRemains = await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+    }
+  }
+
+  /** Inside a transaction. Returns whether there is more to do at once. */
+  #advanceFills(transaction: WriteTransaction): boolean {
+    if (!this.#isFilling) return false;
+    // Also when the last of it has been taken.
+    const isForeign = this.peers.rows().some((peer) => peer.isFilling && peer.make !== "ours");
+    if (isForeign && this.healing.isActive) this.healing.fillsForeign(transaction.nowMs);
+    const { logged, complete, moreRemains } = this.filler.advance(this.survey.synced);
+    noteEmptied(this.db, this.settledThrough);
     transaction.logged(logged);
     for (const { url, entries } of complete) {
       this.#options.onEvent({
@@ -591,6 +653,7 @@ export class Store {
       });
     }
     this.#isFilling = this.filler.isAny;
+    return moreRemains;
   }
 
   /** Whether entries in the log may be for one peer alone. */
@@ -604,6 +667,7 @@ export class Store {
     if (!isKnown) return false;
     await this.queue.run("apply", (transaction) => {
       this.peers.wantFill(url, null);
+      this.peers.startOver(url);
       this.filler.begin(url, reason);
       this.#isFilling = true;
       this.#advanceFills(transaction);
@@ -673,7 +737,11 @@ export class Store {
       .get()?.seq;
     if (last.batchId > (newest ?? 0)) return "restored";
     const hash = this.log.hashOf(last.batchId);
-    return hash === undefined || hash === last.hash ? "fine" : "restored";
+    if (hash !== undefined) return hash === last.hash ? "fine" : "restored";
+    // What was never settled was never shipped: settling made one entry of several, and left gaps.
+    const goneThrough = Math.max(knownEmptied(this.db), this.filler.goneThrough);
+    const isGap = last.batchId > goneThrough && !this.log.has(last.batchId);
+    return isGap ? "restored" : "fine";
   }
 
   /** This file is not what its peers take it for: from now on it is another one to them. */
@@ -685,12 +753,25 @@ export class Store {
     });
   }
 
-  /** A foreign peer turns healing on. */
-  async learnPeer(health: PeerHealth): Promise<void> {
-    await this.queue.run("apply", (transaction) => {
+  /**
+   * A foreign peer turns healing on; one with another file than before wants a fill, from the moment on
+   * at which that is known. Returns undefined where it is no peer any more.
+   */
+  learnPeer(health: PeerHealth): Promise<LearnedPeer | undefined> {
+    return this.queue.run("apply", (transaction) => {
+      const find = () => this.peers.rows().find(({ url }) => url === health.url);
+      const before = find();
       this.peers.learn(health);
       if (!health.identity) this.healing.activate(transaction.nowMs);
       if (health.hub) this.healing.meetHub(transaction.nowMs);
+      const { identity } = health;
+      const isOther =
+        identity && identity.db !== this.dbId && (before?.dbId ?? identity.db) !== identity.db;
+      if (isOther && before!.fillWanted === null)
+        this.peers.wantFill(health.url, "its file is another one than before");
+      if (before === undefined) return undefined;
+      const isFirst = before.dbId === null && identity !== undefined;
+      return { fillWanted: find()?.fillWanted ?? null, isFirst };
     });
   }
 

@@ -5,6 +5,7 @@
  * known; across batches it is not, and there the content decides for every node alike.
  */
 import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
+import { nameKey } from "./sql.ts";
 
 /** Places in a batch. */
 export interface Superseded {
@@ -20,26 +21,35 @@ interface LastOfRow {
   readonly version: number;
 }
 
-export function supersededIn(changes: readonly ReceivedChange[]): Superseded {
+/** `isSound` tells of a place whether what stands there can be applied; what will be parked replaces nothing. */
+export function supersededIn(
+  changes: readonly ReceivedChange[],
+  isSound: (at: number) => boolean,
+): Superseded {
   const replaced = new Map<number, readonly number[]>();
   const gone = new Set<number>();
-  const tables = new Map<JsonValue | undefined, Map<string, LastOfRow>>();
+  const tables = new Map<string, Map<string, LastOfRow>>();
   for (const [at, { value }] of changes.entries()) {
     if (!isObject(value)) continue;
     const row = member(value, "row");
     const op = member(value, "op");
     if (!isObject(row) || (op !== "INSERT" && op !== "UPDATE" && op !== "DELETE")) continue;
-    const id = member(row, "id");
-    const version = member(row, "updated_at");
-    if (typeof id !== "string" || !isInteger(version)) continue;
-    const name = member(value, "table");
+    const id = idOf(op, row, member(value, "old_id"));
+    const version = column(row, "updated_at");
+    const table = member(value, "table");
+    if (typeof id !== "string" || !isInteger(version) || typeof table !== "string") continue;
+    const name = nameKey(table);
     let rows = tables.get(name);
     if (rows === undefined) {
       rows = new Map();
       tables.set(name, rows);
     }
-    const before = rows.get(id);
-    if (before?.version === version && replaces(row, changes[before.at]!)) {
+    let before = rows.get(id);
+    if (before !== undefined) {
+      if (!isSound(at)) continue;
+      if (!isSound(before.at)) before = undefined;
+    }
+    if (before?.version === version && hasColumnsOf(changes[before.at]!, row)) {
       gone.add(before.at);
       replaced.set(at, [before.at, ...(replaced.get(before.at) ?? [])]);
     }
@@ -53,9 +63,20 @@ function isInteger(value: JsonValue | undefined): value is number {
   return Number.isSafeInteger(value);
 }
 
-/** With all its columns; and what will be parked replaces nothing. */
-function replaces(row: { readonly [member: string]: JsonValue }, before: ReceivedChange): boolean {
+type Row = { readonly [member: string]: JsonValue };
+
+function idOf(op: string, row: Row, oldId: JsonValue | undefined): JsonValue | undefined {
+  return op === "DELETE" && typeof oldId === "string" && oldId !== "" ? oldId : column(row, "id");
+}
+
+/** By its name as SQLite compares names. */
+function column(row: Row, key: string): JsonValue | undefined {
+  if (Object.hasOwn(row, key)) return row[key];
+  const name = Object.keys(row).find((other) => nameKey(other) === key);
+  return name === undefined ? undefined : row[name];
+}
+
+function hasColumnsOf(before: ReceivedChange, row: Row): boolean {
   const earlier = isObject(before.value) ? member(before.value, "row") : undefined;
-  if (!isObject(earlier) || Object.keys(earlier).length > Object.keys(row).length) return false;
-  return Object.values(row).every((cell) => typeof cell !== "object" || cell === null);
+  return isObject(earlier) && Object.keys(earlier).every((name) => Object.hasOwn(row, name));
 }

@@ -1,15 +1,15 @@
 /**
  * The statements by which received rows reach one table. Prepared once per shape of the table: when
- * the schema changes, a new SyncedTable comes with a new writer. Conflict clauses are stated, so that
- * those of the table's own declaration (ON CONFLICT REPLACE) never throw rows out.
+ * the schema changes, a new SyncedTable comes with a new writer. Conflict clauses are stated where the
+ * table's own declaration has any (ON CONFLICT REPLACE), so that those never throw rows out.
  */
 import type { Database, SQLQueryBindings, Statement } from "bun:sqlite";
 import { readRowJson, type Value } from "../protocol/values.ts";
 import { afterAffinity } from "./affinity.ts";
 import type { Cells } from "./read-change.ts";
-import { rowJsonSql } from "./row-json.ts";
+import { loggedRowSql, rowJsonSql } from "./row-json.ts";
 import type { Column, SyncedTable } from "./schema.ts";
-import { nameKey, quoteName, quoteText } from "./sql.ts";
+import { nameKey, quoteName, quoteText, statesConflictClause } from "./sql.ts";
 import type { Stamp } from "./versions.ts";
 
 /** Rows per multi-row statement, largest first: more gains nothing, and longer ones cost memory. */
@@ -72,7 +72,7 @@ export class TableWriter {
     const columns = this.#columnsOf(cells);
     const marks = columns.map((column) => markSql(cells.get(column.key)!));
     this.#statement(
-      `INSERT OR ABORT INTO ${quoteName(this.table.name)}(${columns.map((c) => quoteName(c.name)).join(", ")}) VALUES (${marks.join(", ")})`,
+      `INSERT ${orAbort(this.table)} INTO ${quoteName(this.table.name)}(${columns.map((c) => quoteName(c.name)).join(", ")}) VALUES (${marks.join(", ")})`,
     ).run(...columns.map((column) => bindingOf(cells.get(column.key)!)));
   }
 
@@ -84,7 +84,7 @@ export class TableWriter {
       (column) => `${quoteName(column.name)} = ${markSql(cells.get(column.key)!)}`,
     );
     this.#statement(
-      `UPDATE OR ABORT ${quoteName(this.table.name)} SET ${sets.join(", ")} WHERE ${quoteName(this.table.id.name)} = ?`,
+      `UPDATE ${orAbort(this.table)} ${quoteName(this.table.name)} SET ${sets.join(", ")} WHERE ${quoteName(this.table.id.name)} = ?`,
     ).run(...columns.map((column) => bindingOf(cells.get(column.key)!)), id);
   }
 
@@ -105,7 +105,7 @@ export class TableWriter {
       );
     if (sets.length === 0) return;
     this.#statement(
-      `UPDATE OR ABORT ${quoteName(this.table.name)} SET ${sets.join(", ")} WHERE ${quoteName(this.table.id.name)} = ?`,
+      `UPDATE ${orAbort(this.table)} ${quoteName(this.table.name)} SET ${sets.join(", ")} WHERE ${quoteName(this.table.id.name)} = ?`,
     ).run(id);
   }
 
@@ -248,6 +248,14 @@ export class TableWriter {
   }
 }
 
+/**
+ * What must stand between INSERT or UPDATE and the table. Only where it must: it is handed down to the
+ * statements in the user's triggers, whose own OR IGNORE and OR REPLACE would then count for nothing.
+ */
+export function orAbort(table: SyncedTable): string {
+  return statesConflictClause(table.sql) ? "OR ABORT" : "";
+}
+
 function rowMarks(table: SyncedTable, rows: number): string {
   const marks = `(${table.columns.map(() => "?").join(", ")})`;
   return new Array(rows).fill(marks).join(", ");
@@ -307,8 +315,8 @@ export function bindingOf(value: Value): Binding {
 }
 
 /** SQL over `t` that is the row's JSON; for log entries made without a trigger. */
-export function rowJsonOf(table: SyncedTable): string {
-  return rowJsonSql("t", table.columns);
+export function loggedRowOf(table: SyncedTable): string {
+  return loggedRowSql("t", table.columns);
 }
 
 /** `json_set` of the version into a row's JSON given as SQL. */

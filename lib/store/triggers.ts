@@ -7,7 +7,7 @@
  *   bu  before UPDATE of a unique key: the same
  *   ai  after INSERT, au after UPDATE, ad after DELETE: write the log, in the writer's transaction
  */
-import { rowJsonSql } from "./row-json.ts";
+import { loggedRowSql } from "./row-json.ts";
 import { columnList, type SyncedTable, TRIGGER_MARK, type UniqueKey } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
 
@@ -90,7 +90,7 @@ function logSql(
   was: string,
   where?: string,
 ): string {
-  const row = rowJsonSql(alias, table.columns);
+  const row = loggedRowSql(alias, table.columns);
   const id = `${alias}.${quoteName(table.id.name)}`;
   const values = `'${op}', ${quoteText(table.name)}, ${id}, ${row}, ${was}`;
   const source = where === undefined ? `VALUES (${values})` : `SELECT ${values}\n  WHERE ${where}`;
@@ -182,7 +182,7 @@ function noteVersionSql(table: SyncedTable, clash: string): string {
 /** Any other row in the way. The older note stays; one that was made without content gets it. */
 function noteRowSql(table: SyncedTable, clash: string, own: "NEW" | "OLD"): string {
   const fill = "DO UPDATE SET row = excluded.row WHERE row IS NULL";
-  return noteSql(table, otherThan(table, clash, own), rowJsonSql("o", table.columns), fill);
+  return noteSql(table, otherThan(table, clash, own), loggedRowSql("o", table.columns), fill);
 }
 
 function noteSql(table: SyncedTable, where: string, row: string, again: string): string {

@@ -6,8 +6,8 @@ import type { Database, SQLQueryBindings } from "bun:sqlite";
 import type { Value } from "../protocol/values.ts";
 import { compareContent } from "../protocol/winner.ts";
 import type { Upsert } from "./read-change.ts";
-import { qualify } from "./schema.ts";
-import { quoteName } from "./sql.ts";
+import { type Column, columnsIn, type SyncedTable, type UniqueKey } from "./schema.ts";
+import { nameKey, quoteName } from "./sql.ts";
 import { bindingOf, markSql } from "./table-writer.ts";
 
 /** One of the rows that clash. */
@@ -26,30 +26,69 @@ export function clashingIds(
 ): string[] {
   const { table } = read;
   const ids = new Set<string>();
-  const id = quoteName(table.id.name);
   const merged = new Map([...(stored ?? new Map<string, Value>()), ...read.cells]);
   for (const key of table.uniqueKeys) {
-    const columns = table.columns.filter((column) => key.columns.includes(column.name));
-    const values = columns.map((column) => merged.get(column.key) ?? NULL);
-    const fresh = columns.map((column, i) => `${markSql(values[i]!)} AS ${quoteName(column.name)}`);
-    const term = (sql: string, alias: string) => qualify(sql, table.columns, alias);
+    const { sql, columns } = freshRow(table, key, (column) => merged.get(column.key) ?? NULL);
+    const fresh = (term: string) => `(SELECT ${term} FROM _hooksync_fresh)`;
     const clashes = key.terms.map(
-      ({ sql, collation }) =>
-        `(${term(sql, "o")}) = (${term(sql, "n")}) COLLATE ${quoteName(collation)}`,
+      (term) => `(${term.sql}) = ${fresh(term.sql)} COLLATE ${quoteName(term.collation)}`,
     );
-    if (key.where !== undefined) {
-      clashes.push(`(${term(key.where, "o")})`, `(${term(key.where, "n")})`);
-    }
+    if (key.where !== undefined) clashes.push(`(${key.where})`, fresh(key.where));
     const select = db.prepare<{ id: string }, SQLQueryBindings[]>(
-      `SELECT o.${id} AS id FROM ${quoteName(table.name)} AS o, (SELECT ${fresh.join(", ")}) AS n
+      `WITH _hooksync_fresh AS MATERIALIZED (${sql})
+       SELECT ${quoteName(table.id.name)} AS id FROM ${quoteName(table.name)}
        WHERE ${clashes.join(" AND ")}`,
     );
-    for (const row of select.all(...values.map(bindingOf))) {
+    for (const row of select.all(...columns.map(bindingOf))) {
       if (row.id !== read.id) ids.add(row.id);
     }
     select.finalize();
   }
   return [...ids];
+}
+
+/**
+ * What a key reads of the row that comes, as SQL: stored columns with marks for their values, generated
+ * ones computed from these. Expressions stay as they are written: a column's name may also be a word of
+ * SQL in them.
+ */
+function freshRow(
+  table: SyncedTable,
+  key: UniqueKey,
+  contentOf: (column: Column) => Value,
+): { sql: string; columns: Value[] } {
+  const generated = generatedFor(table, key.columns);
+  const names = new Set(key.columns.map(nameKey));
+  for (const { reads } of generated) for (const name of reads) names.add(name);
+  const stored = table.columns.filter((column) => names.has(column.key));
+  const columns = stored.map(contentOf);
+  const marks = stored.map((column, i) => `${markSql(columns[i]!)} AS ${quoteName(column.name)}`);
+  let sql = `SELECT ${marks.join(", ") || "1"}`;
+  for (const { key, expression } of generated)
+    sql = `SELECT *, (${expression}) AS ${quoteName(key)} FROM (${sql})`;
+  return { sql, columns };
+}
+
+interface Generated {
+  readonly key: string;
+  readonly expression: string;
+  /** Keys of the columns it is computed from. */
+  readonly reads: readonly string[];
+}
+
+/** The generated columns among `names` and those that they read, each after what it needs. */
+function generatedFor(table: SyncedTable, names: readonly string[]): Generated[] {
+  const all = [...table.columns.map((column) => column.key), ...table.generated.keys()];
+  const found = new Map<string, Generated>();
+  const visit = (key: string) => {
+    const expression = table.generated.get(key);
+    if (expression === undefined || found.has(key)) return;
+    const reads = columnsIn(expression, all).filter((name) => name !== key);
+    for (const name of reads) visit(name);
+    found.set(key, { key, expression, reads });
+  };
+  for (const name of names) visit(nameKey(name));
+  return [...found.values()];
 }
 
 const NULL: Value = { kind: "null" };

@@ -97,6 +97,8 @@ export class WriteQueue {
   #scheduled = false;
   #foreignKeys: boolean | undefined;
   #closed = false;
+  /** While it is set, writes of this node's clients are refused with it. */
+  refusal: HookSyncError | undefined;
   #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
@@ -124,6 +126,7 @@ export class WriteQueue {
     patienceMs = 0,
   ): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
+    if (mode === "local" && this.refusal) return Promise.reject(this.refusal);
     if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
@@ -214,6 +217,17 @@ export class WriteQueue {
     this.#apply = this.#apply.filter((job) => !isOverdue(job));
   }
 
+  /** What to answer: that the transaction failed, or that even its end could not be read. */
+  #rollBack(failure: unknown, rolledBack: () => void): unknown {
+    try {
+      if (this.#options.db.inTransaction) this.#options.db.run("ROLLBACK");
+      rolledBack();
+      return failure;
+    } catch (error) {
+      return isBusy(failure) ? error : failure;
+    }
+  }
+
   /** `tried`: those of the group that were run, or that failed with it. */
   #transact(group: readonly Job[], alone = group.length === 1): Attempt {
     const { db, clock, settle, finish, committed, rolledBack, hasForeignKeys } = this.#options;
@@ -266,9 +280,8 @@ export class WriteQueue {
       }
       endMode();
       this.#commit.run();
-    } catch (error) {
-      if (db.inTransaction) db.run("ROLLBACK");
-      rolledBack();
+    } catch (failure) {
+      const error = this.#rollBack(failure, rolledBack);
       if (isBusy(error)) return { outcome: "busy", tried: [] };
       // Where settling failed, nobody was tried and everybody fails with it.
       if (!alone) return { outcome: "failed", tried: tried === 0 ? group : group.slice(0, tried) };

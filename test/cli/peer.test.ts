@@ -1,5 +1,6 @@
 /** `hook-sync peer`, `backfill` and `status` against real nodes. */
 import { expect, test } from "bun:test";
+import { statusText } from "../../lib/cli/status.ts";
 import { Fleet, settled, until } from "../interop/support/fleet.ts";
 import { run } from "./run.ts";
 
@@ -23,8 +24,13 @@ test("a peer is added and removed while nodes run; both outlive a restart", asyn
   await until("the row arrives", () => b.item(id));
   await until("a knows who b is", async () => (await list()).out.includes(b.id));
   expect((await list()).out).toBe(`${b.url}  ${b.id}  hook-sync for Bun  added while running\n`);
+  // Who it is is not forgotten by a start, nor by another change of the peers, while it is away.
+  await b.stop();
   await a.restart();
-  expect((await list()).out).toStartWith(`${b.url}  `);
+  await run(["peer", "add", "http://127.0.0.1:1", "--node", a.url]);
+  await run(["peer", "remove", "http://127.0.0.1:1", "--node", a.url]);
+  expect((await list()).out).toBe(`${b.url}  ${b.id}  hook-sync for Bun  added while running\n`);
+  await b.start();
 
   const removed = await run(["peer", "remove", b.url, "--node", a.url]);
   expect([removed.code, removed.out]).toEqual([0, `${a.url} no longer ships to ${b.url}\n`]);
@@ -97,6 +103,24 @@ peers
   const { out: json } = await run(["status", "--node", a.url, "--json"]);
   expect(JSON.parse(json).ok).toBe(false);
 }, 30_000);
+
+test("status says what comparing with the neighbours found, and what could not be compared", () => {
+  const verified = {
+    at: Date.UTC(2026, 0, 2),
+    neighbours: 1,
+    differing: 1_200,
+    repaired: 1_200,
+    not_compared: ["items.extra is only on b"],
+  };
+  const node = { ok: true, node_id: "a", item_count: 1, pending_changes: 0, dead_letter: 0 };
+  expect(statusText("http://a", { ...node, peers: [], verified })).toBe(`a at http://a: well
+rows     1
+log      0 changes kept for peers
+compared 2026-01-02T00:00:00.000Z with 1 neighbour: 1,200 rows differed, 1,200 repaired
+         items.extra is only on b
+no peers
+`);
+});
 
 test("where nobody answers: exit 1 and why", async () => {
   for (const argv of [["status"], ["peer", "list"], ["backfill", "--peer", "http://b:1"]]) {

@@ -171,3 +171,10 @@ test.each([
   const { code, err } = await run(["snapshot", ...argv]);
   expect([code, err.includes(reason)]).toEqual([2, true]);
 });
+
+test("its help shows no default for what must be given", async () => {
+  const { code, out } = await run(["help", "snapshot"]);
+  expect(code).toBe(0);
+  expect(out).toMatch(/--node URL +copy the file of this running node\n/);
+  expect(out).not.toContain("127.0.0.1");
+});

@@ -180,6 +180,9 @@ test(
       plant(node, `UPDATE items SET name = 'changed', updated_at = updated_at + 1 ${inList}`);
     }
     const repaired = await expectFound(ids, "--repair");
+    console.log(
+      `1000 rows that differ were found by reading ${repaired.rows_read.join(" and ")} again`,
+    );
     expect(repaired.differing.every((key) => key.repaired)).toBe(true);
     expect((await verify([a, b])).code).toBe(0);
     const changed = "SELECT count(*) AS n FROM items WHERE name = 'changed'";
@@ -210,11 +213,15 @@ test("three nodes, tables and columns that not all have, and what a person reads
   const nine = rows[8]!.id;
   expect(out).toBe(`table  a    b    c
 items  300  300  299  1 differ
-notes  -    -    0    not synced on 2 of 3
+notes  -    -    0    not synced on a, b
 
 items:
   the column extra is only on c and was not compared
   "${nine}"  a: version 1700000000009, b: version 1700000000009, c: nothing
+
+notes:
+  not synced on a: there is no such table, or it was not asked for (--tables)
+  not synced on b: there is no such table, or it was not asked for (--tables)
 `);
   expect(code).toBe(1);
 
@@ -223,6 +230,41 @@ items:
   const items = repair.report.tables.find(({ table }) => table === "items")!;
   expect(items.differing.map(({ id, repaired }) => [id, repaired])).toEqual([[nine, true]]);
   expect(c.sql(`SELECT value FROM items WHERE id = '${nine}'`)).toEqual([{ VALUE: 9 }]);
+}, 30_000);
+
+test("nodes whose rows are the same are not equal where one lacks a column or a table", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, itemsScript(50));
+  expect((await verify([a, b])).code).toBe(0);
+  b.write("ALTER TABLE items ADD COLUMN extra");
+  b.write("CREATE TABLE notes(id TEXT PRIMARY KEY, updated_at INTEGER)");
+  a.write("CREATE TABLE notes(id TEXT PRIMARY KEY)");
+  const table = async (node: Member) => {
+    const { tables } = (await (await node.call("GET", "/health")).json()) as {
+      tables: { synced: string[]; not_synced: unknown[] };
+    };
+    return tables;
+  };
+  await until("b syncs notes", async () => (await table(b)).synced.includes("notes"));
+  await until("a cannot", async () => (await table(a)).not_synced.length === 1);
+  const { code, out } = await run(["verify", "--repair", a.url, b.url], { msMax: 20_000 });
+  expect(out).toBe(`table  a   b
+items  50  50  equal in the columns that all have
+notes  -   0   not synced on a
+
+items:
+  the column extra is only on b and was not compared
+
+notes:
+  not synced on a: it has no column updated_at
+`);
+  expect(code).toBe(1);
+  a.write("DROP TABLE notes; ALTER TABLE items ADD COLUMN extra");
+  b.write("DROP TABLE notes");
+  await until("nobody has notes", async () => {
+    const all = [...(await table(a)).not_synced, ...(await table(b)).not_synced];
+    return all.length === 0 && (await verify([a, b])).code === 0;
+  });
 }, 30_000);
 
 test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, columns of other nodes", async () => {
@@ -250,6 +292,30 @@ test("exact values survive a repair: digits, BLOBs, text that is not UTF-8, colu
     "SELECT id, col, version, value FROM _hooksync_columns WHERE id <> '' ORDER BY id, col";
   expect(a.sql(notes)).toMatchObject([{ id: "noted", col: "future", version: 3 }]);
   expect(b.sql(notes)).toEqual(a.sql(notes));
+}, 20_000);
+
+test("a delete that one node never heard of, below a row that both have, takes its columns with it", async () => {
+  await using fleet = new Fleet();
+  const [a, b] = await twins(fleet, ITEMS);
+  const change = (op: string, version: number, more: object) => ({
+    op,
+    table: "items",
+    row: { id: "x", updated_at: version, ...more },
+    old_id: op === "DELETE" ? "x" : null,
+  });
+  // `value` is of the older change: the newer one was made where there was no such column.
+  const both = [change("INSERT", 3, { name: "", value: 1 }), change("UPDATE", 9, { name: "n" })];
+  const headers = { "Content-Type": "application/json", "X-Hook-Sync": "v=1; db=00000000000000aa" };
+  const post = async (node: Member, changes: readonly object[]) => {
+    const body = JSON.stringify({ batch_id: 7, changes });
+    expect((await fetch(`${node.url}/sync`, { method: "POST", headers, body })).status).toBe(200);
+  };
+  await post(a, both);
+  await post(b, [...both, change("DELETE", 5, {})]);
+  const row = "SELECT name, value, updated_at FROM items";
+  expect([...a.sql(row), ...b.sql(row)]).toMatchObject([{ value: 1 }, { value: null }]);
+  expect((await verify([a, b], "--repair")).code).toBe(0);
+  expect([...a.sql(row), ...b.sql(row)]).toMatchObject([{ value: null }, { value: null }]);
 }, 20_000);
 
 test("what cannot be repaired stays different, and is said so", async () => {
@@ -332,6 +398,15 @@ test("what cannot be compared: exit 2, and why", async () => {
     2,
     `hook-sync: could not compare: ${recorder.url}: not found\n`,
   ]);
+});
+
+test("one node under two addresses is not compared with itself: exit 2, and why", async () => {
+  await using fleet = new Fleet();
+  const a = await fleet.node("ours", [], { flags: ["--verify-every", "0"] });
+  const tap = fleet.tap(a);
+  const { code, out, err } = await run(["verify", a.url, tap.url]);
+  expect([code, out]).toEqual([2, ""]);
+  expect(err).toBe(`hook-sync: could not compare: ${a.url} and ${tap.url} are one node\n`);
 });
 
 test.each([

@@ -307,11 +307,17 @@ const GARBAGE = [
   "\u0000\u0001\u0002 nothing like HTTP\r\n\r\n",
 ];
 
-/** Passes connections on, or does to them what bad lines do. */
+const FAULTS = ["garbage", "reset at once", "reset in the body", "reset in the answer"] as const;
+
+/**
+ * Passes connections on, or does to them what bad lines do: every other one is a fault, each kind in its
+ * turn. A line without luck would keep the sender in its longest pauses.
+ */
 class BadLine {
   readonly port = freePort();
   isBad = true;
   readonly did = new Map<string, number>();
+  #taken = 0;
   readonly #to: number;
   readonly #server = createServer((socket) => this.#take(socket));
 
@@ -329,9 +335,8 @@ class BadLine {
 
   #take(client: Socket): void {
     client.on("error", () => {});
-    const kind = this.isBad
-      ? pick(["garbage", "reset at once", "reset in the body", "reset in the answer", "pass"])
-      : "pass";
+    const turn = this.#taken++;
+    const kind = this.isBad && turn % 2 === 1 ? FAULTS[((turn - 1) / 2) % FAULTS.length]! : "pass";
     this.did.set(kind, (this.did.get(kind) ?? 0) + 1);
     if (kind === "reset at once") {
       client.resetAndDestroy();

@@ -123,6 +123,29 @@ test(
   TEST_MS_MAX,
 );
 
+/** Bun's own server gives up on a quiet connection after ten seconds. */
+const QUIET_MS = 11_000;
+
+test(
+  "a sender that is quiet for longer than ten seconds in the middle of a batch is heard to its end",
+  async () => {
+    await using team = new Nodes();
+    const node = await team.make().start();
+    using socket = new RawSocket(node.port);
+    const row = { id: "slow", name: "arrived", updated_at: 1 };
+    const change = { op: "INSERT", table: "items", row, old_id: null };
+    const body = JSON.stringify({ batch_id: 1, changes: [change] });
+    const head = `POST /sync HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n`;
+    socket.write(head + body.slice(0, 20));
+    await Bun.sleep(QUIET_MS);
+    expect(socket.isClosed).toBe(false);
+    socket.write(body.slice(20));
+    await until("an answer", () => socket.status !== undefined || socket.isClosed);
+    expect([socket.status, count(node)]).toEqual([200, 1]);
+  },
+  TEST_MS_MAX,
+);
+
 // ── A file that others use ────────────────────────────────────────────────────────────────────
 
 test(

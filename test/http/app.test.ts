@@ -229,7 +229,14 @@ test("health has every member that existing nodes have, and ours", async () => {
     tables: { synced: ["items"], notSynced: [{ name: "n", reason: "no id", remedy: "ALTER" }] },
     warnings: ["look"],
     lastChangeId: 8,
-    verified: { atMs: 6, neighbours: 2, differing: 4, repaired: 3, repairedInAll: 5 },
+    verified: {
+      atMs: 6,
+      neighbours: 2,
+      differing: 4,
+      repaired: 3,
+      repairedInAll: 5,
+      notCompared: ["items.name is only on a"],
+    },
     fills: [{ url: "http://c:9002", reason: "it is new", entries: 9 }],
   };
   const answer = await fixture.call("GET", "/health");
@@ -272,7 +279,14 @@ test("health has every member that existing nodes have, and ours", async () => {
       },
     ],
     tables: { synced: ["items"], not_synced: [{ name: "n", reason: "no id", remedy: "ALTER" }] },
-    verified: { at: 6, neighbours: 2, differing: 4, repaired: 3, repaired_in_all: 5 },
+    verified: {
+      at: 6,
+      neighbours: 2,
+      differing: 4,
+      repaired: 3,
+      repaired_in_all: 5,
+      not_compared: ["items.name is only on a"],
+    },
     reasons: [],
     warnings: ["look"],
     sqlite_version: "3.54.1",

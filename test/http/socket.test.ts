@@ -14,7 +14,7 @@ function serve(): { fixture: AppFixture; url: string; port: number } {
   const server = Bun.serve({
     hostname: "127.0.0.1",
     port: 0,
-    maxRequestBodySize: BODY_BYTES_MAX,
+    maxRequestBodySize: Number.MAX_SAFE_INTEGER,
     fetch: (request) => fixture.app.fetch(request),
   });
   closers.push(
@@ -70,13 +70,28 @@ test("a body without a length is read to its end", async () => {
   expect(answer).toContain('"value":7');
 });
 
+test.each([
+  ["that is no number", "Content-Length: abc\r\n"],
+  ["that is negative", "Content-Length: -1\r\n"],
+  ["twice, and different", "Content-Length: 2\r\nContent-Length: 3\r\n"],
+  ["beside chunks", "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"],
+])("a length %s is a 400, and no route hears of it", async (_, framing) => {
+  const { fixture, port, url } = serve();
+  const answer = await exchange(port, `POST /sync HTTP/1.1\r\n${HEAD}${framing}\r\n{}`);
+  expect(answer).toStartWith("HTTP/1.1 400 ");
+  expect([fixture.received, fixture.reported]).toEqual([[], []]);
+  expect((await fetch(`${url}/health`)).status).toBe(200);
+});
+
 test("a body above the limit is a 413, whatever its framing, and the node lives on", async () => {
   const { fixture, port, url } = serve();
   const size = BODY_BYTES_MAX + 1;
   const body = `"${"x".repeat(size - 2)}"`;
   for (const path of ["/sync", "/api/items"]) {
     const sized = `POST ${path} HTTP/1.1\r\n${HEAD}Content-Length: ${size}\r\n\r\n${body}`;
-    expect(await exchange(port, sized)).toStartWith("HTTP/1.1 413 ");
+    const answer = await exchange(port, sized);
+    expect(answer).toStartWith("HTTP/1.1 413 ");
+    expect(answer).toContain(`the body is larger than ${BODY_BYTES_MAX} bytes`);
     const chunked = `POST ${path} HTTP/1.1\r\n${HEAD}Transfer-Encoding: chunked\r\n\r\n${size.toString(16)}\r\n${body}\r\n0\r\n\r\n`;
     expect(await exchange(port, chunked)).toStartWith("HTTP/1.1 413 ");
   }

@@ -185,8 +185,8 @@ describe("shipping", () => {
     await write();
     expect(network.sent.map(({ batchId }) => batchId)).toEqual([3, 4]);
     expect(of("moved")).toEqual([
-      { kind: "moved", peer: A, through: 3, ackedBatchId: 3 },
-      { kind: "moved", peer: A, through: 4, ackedBatchId: 4 },
+      { kind: "moved", peer: A, through: 3, make: "foreign", ackedBatchId: 3 },
+      { kind: "moved", peer: A, through: 4, make: "foreign", ackedBatchId: 4 },
     ]);
     expect(time.monotonicMs()).toBe(0);
   });
@@ -211,6 +211,29 @@ describe("shipping", () => {
     shipper.settled(5);
     await time.settle();
     expect(network.sent).toHaveLength(2);
+  });
+
+  test("to a peer that is held nothing goes, however it is asked, until it is released (S5)", async () => {
+    log.fill(3);
+    network.health = () => ({ kind: "failed", reason: "ECONNREFUSED" });
+    await start([{ url: A, watermark: 0, prev: 0, isHeld: true }, B]);
+    await write(2);
+    await time.advance(600_000);
+    shipper.drain(1_000);
+    await time.settle();
+    expect([network.to(A), network.to(B).map(({ batchId }) => batchId)]).toEqual([[], [3, 5]]);
+    // It waits for the peer to say who it is, and asks.
+    expect(network.healthReads.filter((peer) => peer === A).length).toBeGreaterThan(10);
+    expect(await status(A)).toMatchObject({ pending: 5, lastError: "ECONNREFUSED" });
+    expect(of("drained")).toEqual([{ kind: "drained", pending: 5 }]);
+
+    shipper.release(B);
+    shipper.release(A);
+    shipper.release(A);
+    await time.settle();
+    expect(network.to(A).map(({ batchId }) => batchId)).toEqual([5]);
+    await write();
+    expect(network.to(A).map(({ batchId }) => batchId)).toEqual([5, 6]);
   });
 
   test("while a batch is in flight later changes gather for the next one", async () => {
@@ -394,6 +417,7 @@ describe("failures", () => {
         kind: "moved",
         peer: A,
         through: 3,
+        make: "foreign",
         refusal: { changeIds: [1, 2, 3], reason: "acknowledged 9 instead of 3", attempts: 5 },
       },
     ]);
@@ -479,6 +503,36 @@ describe("who the peers are", () => {
     network.reply = FOREIGN;
     await write();
     expect(await status()).toMatchObject({ make: "foreign", dbId: undefined });
+  });
+
+  test("what one file acknowledged is not asked of another file that answers in its place", async () => {
+    const last = { batchId: 0, hash: "0" };
+    network.reply = { identity: { db: "cc00000000000000", last }, serverTimeMs: undefined };
+    await start([{ url: A, watermark: 0, prev: 40, dbId: "bb00000000000000" }]);
+    const asked = network.healthReads.length;
+    log.fill(50);
+    await write();
+    expect(network.sent.map(({ identity }) => identity.prev)).toEqual([40]);
+    expect(of("mark-differs")).toEqual([]);
+    // The main thread hears of another file by its /health.
+    expect(network.healthReads.length).toBe(asked + 1);
+    await write();
+    await time.advance(100);
+    await write();
+    // The first of its own is the second batch: for the first it was told of what was not its.
+    expect(network.sent.slice(1).map(({ identity }) => identity.prev)).toEqual([0, 52]);
+    expect(of("mark-differs").map(({ db, prev }) => [db, prev])).toEqual([
+      ["cc00000000000000", 52],
+    ]);
+  });
+
+  test("what another file has of this one is still compared: this one may have been restored", async () => {
+    const last = { batchId: 99, hash: "ff" };
+    const db = "cc00000000000000";
+    network.reply = { identity: { db, last }, serverTimeMs: undefined };
+    await start([{ url: A, watermark: 0, prev: 40, dbId: "bb00000000000000" }]);
+    await write();
+    expect(of("mark-differs")).toEqual([{ kind: "mark-differs", peer: A, db, prev: 0, last }]);
   });
 
   test("a proxy's error page does not make a node of ours foreign", async () => {

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import type { Socket } from "node:net";
+import { networkInterfaces } from "node:os";
 import { formatIdentity, IDENTITY_HEADER, parseIdentity } from "../../lib/protocol/identity.ts";
 import {
   FetchTransport,
@@ -13,6 +14,12 @@ import {
 import { FakePeer, RawPeer, Watch } from "./support.ts";
 
 const DB = "0123456789abcdef";
+
+/** Some containers have no address of that family. */
+const hasIpv6 = Object.values(networkInterfaces()).some((each) =>
+  each?.some(({ address }) => address === "::1"),
+);
+if (!hasIpv6) console.log("not tried over IPv6: this machine has no ::1");
 
 describe("judgeReply", () => {
   const raw = (status: number, text: string | undefined = "", over: Partial<RawReply> = {}) => ({
@@ -247,6 +254,23 @@ describe("over real sockets", () => {
     const outcome = await transport().send(request(peer.url), stop.signal);
     expect(outcome).toMatchObject({ kind: "failed", reason: expect.stringContaining(target.url) });
     expect(target.received).toEqual([]);
+  });
+
+  test.each([
+    ["127.0.0.1", "http://localhost"],
+    ["127.0.0.1", "http://127.0.0.1"],
+    ["::1", "http://localhost"],
+    ["::1", "http://[::1]"],
+  ])("a peer that listens on %s alone is reached as %s", async (hostname, address) => {
+    if (hostname === "::1" && !hasIpv6) return; // said below
+    const peer = Bun.serve({
+      port: 0,
+      hostname,
+      fetch: () => Response.json({ applied: 1, ack: 42 }),
+    });
+    close.push(() => peer.stop(true));
+    const outcome = await transport().send(request(`${address}:${peer.port}`), stop.signal);
+    expect(outcome).toMatchObject({ kind: "acked", applied: 1 });
   });
 
   test("nobody listens: a connection error, never reached", async () => {

@@ -3,6 +3,7 @@
  * place of the one that was asked. Bodies are bytes, and replies are status, headers and text, so that
  * the real parsers on both ends see what they would see on a socket.
  */
+import type { NodeAnswer, NodeCall } from "../../lib/shipper/node-client.ts";
 import type { RawReply } from "../../lib/shipper/transport.ts";
 import type { Chance } from "./chance.ts";
 import { EPOCH_MS, type World } from "./world.ts";
@@ -33,6 +34,8 @@ export interface Machine {
   sync(request: WireRequest): Promise<WireReply | "reset">;
   /** `identity`: the X-Hook-Sync header of who asks. */
   health(identity: string | undefined): WireReply;
+  /** Everything else that nodes of ours ask each other. */
+  answer?(call: NodeCall): Promise<WireReply | "reset">;
 }
 
 export type Exchange =
@@ -116,8 +119,9 @@ export class Network {
   faults: NetworkFaults;
   /** Machines behind a slow line: how much longer every way to and from them takes, ms. */
   readonly slowMs = new Map<string, number>();
-  /** How often each machine's process has ended. */
+  /** How often each machine's process has ended, and how often its file was changed for another. */
   readonly #ends = new Map<string, number>();
+  readonly #files = new Map<string, number>();
   /** Requests that somebody waits for, and copies that are still on their way. */
   inFlight = 0;
   /** Batches delivered to a machine, and when the last one was. */
@@ -133,6 +137,11 @@ export class Network {
 
   add(machine: Machine): void {
     this.#machines.set(machine.url, machine);
+  }
+
+  /** The machine answers at this address, too. */
+  addAlias(url: string, machine: Machine): void {
+    this.#machines.set(url, machine);
   }
 
   /** Nothing gets from one to the other until the returned function is called. */
@@ -171,7 +180,7 @@ export class Network {
         this.#world.at((afterMs > 0 ? this.#travelMs(from, to) : 0) + afterMs, () => {
           this.inFlight--;
           const machine = this.#machines.get(to);
-          if (machine?.isUp) void this.#deliver(machine, request, from);
+          if (machine?.isUp) void this.#deliver(to, machine, request, from);
         });
       }
       const ends = this.#ends.get(from);
@@ -185,7 +194,7 @@ export class Network {
         if (this.#ends.get(from) !== ends && !machine.remembersDeletes) {
           return fail({ reason: "ECONNRESET", cutOff: true, afterMs: 0 });
         }
-        void this.#deliver(machine, request, from).then((reply) => {
+        void this.#deliver(to, machine, request, from).then((reply) => {
           if (reply === "reset") return fail({ reason: "ECONNRESET", cutOff: true, afterMs: 1 });
           const wall = this.#wallBetween(to, from);
           if (wall !== undefined || this.#hits(faults.loseReply, "reply lost")) {
@@ -214,6 +223,9 @@ export class Network {
           return fail({ reason: "ECONNREFUSED", cutOff: false, afterMs: 0 });
         }
         const reply = machine.health(identity);
+        // Its mark says what it committed, also where nobody heard the acknowledgement.
+        const last = /last=(\d+)\./.exec(reply.identity ?? "")?.[1];
+        if (last !== undefined) this.setAcknowledged(from, to, Number(last));
         this.#after(to, from, () => finish(reply));
       });
     });
@@ -252,26 +264,92 @@ export class Network {
     });
   }
 
+  /** A call of a comparison. `from` asks itself without a network. */
+  async call(from: string, call: NodeCall): Promise<NodeAnswer> {
+    const { node: to, timeoutMs } = call;
+    const exchange = await this.#exchange(from, to, timeoutMs, (finish, fail) => {
+      const isOwn = from === to;
+      if (!isOwn && this.#hits(this.faults.loseRequest, "request lost")) {
+        return fail({ reason: "the request was lost", cutOff: true, afterMs: RESET_MS });
+      }
+      if (!isOwn && this.#hits(this.faults.proxyAnswers, "proxy answers")) {
+        return this.#after(from, to, () => finish(this.#proxyAnswer()));
+      }
+      const travel = (run: () => void) =>
+        isOwn ? void this.#world.at(0, run) : this.#after(from, to, run);
+      travel(() => {
+        const machine = this.#machines.get(to);
+        if (machine?.answer === undefined || !machine.isUp) {
+          return fail({ reason: "ECONNREFUSED", cutOff: false, afterMs: 0 });
+        }
+        if (call.method === "POST" && call.path === "/sync") this.deliveries++;
+        void machine.answer(call).then((reply) => {
+          if (reply === "reset") return fail({ reason: "ECONNRESET", cutOff: true, afterMs: 1 });
+          if (!isOwn && this.#hits(this.faults.loseReply, "reply lost")) {
+            return fail({ reason: "the reply was lost", cutOff: true, afterMs: RESET_MS });
+          }
+          travel(() => finish(reply));
+        });
+      });
+    });
+    if (exchange.kind === "failed") return exchange;
+    const { status, text } = exchange.reply;
+    return { kind: "answered", status, text, json: parsed(text) };
+  }
+
   async #deliver(
+    to: string,
     machine: Machine,
     request: WireRequest,
     from: string,
   ): Promise<WireReply | "reset"> {
+    const file = this.#files.get(from);
     this.deliveries++;
     this.lastDeliveryMs = this.#world.nowMs;
     if (this.#world.isTraced) this.#traceBatch(machine, request, from);
     const reply = await machine.sync(request);
-    if (reply !== "reset" && reply.status === 200) {
-      const link = `${from} ${machine.url}`;
+    // What the sender's file before this one had sent says nothing of the log of this one.
+    if (reply !== "reset" && reply.status === 200 && this.#files.get(from) === file) {
       const ack = Number(/"ack":(\d+)/.exec(reply.text)?.[1] ?? 0);
-      if (ack > this.acknowledged(from, machine.url)) this.#acknowledged.set(link, ack);
+      if (ack > this.acknowledged(from, to)) this.#acknowledged.set(`${from} ${to}`, ack);
     }
     return reply;
   }
 
-  /** The largest batch id that `to` acknowledged to `from`, heard of or not. */
+  /**
+   * The largest batch id that `to` acknowledged to `from`, heard of or not, at whatever address: a peer
+   * that is added again goes on from where it was under another.
+   */
   acknowledged(from: string, to: string): number {
-    return this.#acknowledged.get(`${from} ${to}`) ?? 0;
+    const machine = this.#machines.get(to);
+    const acks = [...this.#machines]
+      .filter(([url, other]) => url === to || other === machine)
+      .map(([url]) => this.#acknowledged.get(`${from} ${url}`) ?? 0);
+    return Math.max(...acks);
+  }
+
+  /** `to` has what `from` had logged up to here, though no acknowledgement says so. */
+  setAcknowledged(from: string, to: string, through: number): void {
+    this.#acknowledged.set(`${from} ${to}`, Math.max(through, this.acknowledged(from, to)));
+  }
+
+  /** All that was acknowledged to this sender, by receiver. */
+  acknowledgedTo(from: string): Map<string, number> {
+    const start = `${from} `;
+    return new Map(
+      [...this.#acknowledged]
+        .filter(([link]) => link.startsWith(start))
+        .map(([link, ack]) => [link.slice(start.length), ack]),
+    );
+  }
+
+  /** Its file is another one now, of which this was acknowledged. */
+  changedFile(from: string, acknowledged: ReadonlyMap<string, number>): void {
+    this.#files.set(from, (this.#files.get(from) ?? 0) + 1);
+    for (const link of this.#acknowledged.keys()) {
+      if (link.startsWith(`${from} `)) this.#acknowledged.delete(link);
+    }
+    for (const [to, ack] of acknowledged) this.#acknowledged.set(`${from} ${to}`, ack);
   }
 
   #traceBatch(machine: Machine, request: WireRequest, from: string): void {
@@ -380,6 +458,14 @@ export class Network {
 
   #count(fault: string): void {
     this.#counts.set(fault, (this.#counts.get(fault) ?? 0) + 1);
+  }
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
   }
 }
 

@@ -7,26 +7,35 @@
  * nobody looks at any more, and without timers, network or answers. So nothing of the code under test
  * has to be ended by force, and SQLite's own recovery is part of what is tested.
  */
+import { drainMicrotasks } from "bun:jsc";
 import { Database } from "bun:sqlite";
 import { copyFileSync, existsSync, rmSync, writeFileSync } from "node:fs";
 import type { Cancel, Timers } from "../../lib/base/clock.ts";
 import { HookSyncError, RequestError } from "../../lib/base/errors.ts";
-import { createLogger } from "../../lib/base/log.ts";
+import type { LogFields, Logger, LogLevel } from "../../lib/base/log.ts";
 import type { Random } from "../../lib/base/random.ts";
 import { type Config, loadConfig } from "../../lib/config.ts";
 import { Mesh } from "../../lib/mesh.ts";
-import { formatIdentity, parseIdentity } from "../../lib/protocol/identity.ts";
+import {
+  formatIdentity,
+  IDENTITY_HEADER,
+  NODE_ID_HEADER,
+  parseIdentity,
+} from "../../lib/protocol/identity.ts";
 import type { FromShipper } from "../../lib/shipper/messages.ts";
+import type { NodeCall } from "../../lib/shipper/node-client.ts";
 import { Receiver } from "../../lib/store/receive.ts";
 import type { Repository } from "../../lib/store/repository.ts";
 import type { RowReader } from "../../lib/store/row-input.ts";
 import type { SyncedTable } from "../../lib/store/schema.ts";
 import { Store } from "../../lib/store/store.ts";
 import type { Later, WriteTransaction } from "../../lib/store/write-queue.ts";
+import { Verifier } from "../../lib/verifier.ts";
 import type { Chance } from "./chance.ts";
+import { Face } from "./face.ts";
 import type { Machine, Network, WireReply, WireRequest } from "./network.ts";
-import type { Safety } from "./safety.ts";
-import { SimShipper } from "./sim-shipper.ts";
+import type { Remembered, Safety } from "./safety.ts";
+import { MESSAGE_MS_MAX, SimShipper } from "./sim-shipper.ts";
 import { Finding, type WallClock, type World } from "./world.ts";
 
 export interface OurNodeOptions {
@@ -39,6 +48,10 @@ export interface OurNodeOptions {
   /** `--url` is given: hubs do not echo what we send. */
   readonly namesItself: boolean;
   readonly peers: readonly string[];
+  /** Whose node answers at this address. */
+  readonly nodeAt: (url: string) => OurNode | undefined;
+  /** It compares itself with its neighbours. */
+  readonly verifies: boolean;
   /** Where its files go. */
   readonly folder: string;
   /** The file as it is before the first start. */
@@ -48,6 +61,9 @@ export interface OurNodeOptions {
   readonly batchChangesMax: number;
   readonly batchBytesMax: number;
   readonly tombstoneRetentionMs: number;
+  readonly fillSliceRows: number | undefined;
+  /** It fills a peer. */
+  readonly onFill: (reason: string) => void;
 }
 
 /** Where a crash strikes. */
@@ -60,6 +76,24 @@ export type CrashPoint =
   | "after-commit"
   /** While the file is being opened, after the next start. */
   | "while-opening";
+
+/** What a file says of its node and of others. */
+export interface Standing {
+  readonly dbId: string | undefined;
+  readonly newest: number;
+  /** By sender's file, the largest batch committed. */
+  readonly marks: ReadonlyMap<string, number>;
+  /** What peers' files acknowledged. */
+  readonly peers: ReadonlyMap<string, { readonly dbId: string | null; readonly prev: number }>;
+}
+
+/** A file as it was at some moment, and what its node had promised by then. */
+export interface KeptFile {
+  readonly path: string;
+  readonly remembered: Remembered;
+  /** By receiver, the largest batch that it had acknowledged. */
+  readonly acknowledged: ReadonlyMap<string, number>;
+}
 
 /** As in lib/node.ts. */
 const DRAIN_MS_MAX = 2_000;
@@ -188,10 +222,77 @@ export class OurNode implements Machine {
   }
 
   #copyFiles(): void {
-    const copy = this.#nextPath();
-    copyFileSync(this.#path, copy);
-    if (existsSync(`${this.#path}-wal`)) copyFileSync(`${this.#path}-wal`, `${copy}-wal`);
-    this.#path = copy;
+    this.#path = copyDatabase(this.#path, this.#nextPath());
+  }
+
+  // ── Another file in the place of its own ────────────────────────────────────────────────────
+
+  /** Keeps its file as it is now. */
+  backUp(): KeptFile {
+    const { safety, network } = this.options;
+    return {
+      path: copyDatabase(this.#path, this.#nextPath()),
+      remembered: safety.remember(this),
+      acknowledged: network.acknowledgedTo(this.url),
+    };
+  }
+
+  /** A file that was never used. */
+  emptyFile(): KeptFile {
+    const path = this.#nextPath();
+    writeFileSync(path, this.options.image);
+    const remembered = { held: new Map(), unsettled: new Map(), written: new Set<string>() };
+    return { path, remembered, acknowledged: new Map() };
+  }
+
+  /** Ends the process where there is one, and starts it again later with a copy of this file. */
+  putFile({ path, remembered, acknowledged }: KeptFile, downMs: number): void {
+    const { safety, network } = this.options;
+    if (this.#running) this.#strike(downMs);
+    this.#closeProgram();
+    this.#armed = undefined;
+    this.#path = copyDatabase(path, this.#nextPath());
+    safety.changedFile(this, remembered);
+    network.changedFile(this.url, acknowledged);
+  }
+
+  /** Who its file is, and what it knows of others; `dbId` is undefined where the next start gives it one. */
+  readStanding(): Standing {
+    const db = this.program;
+    const settings = new Map(
+      db
+        .query<{ key: string; value: string }, []>(
+          "SELECT key, value FROM _hooksync WHERE key IN ('db_id', 'node_id')",
+        )
+        .all()
+        .map(({ key, value }) => [key, value]),
+    );
+    const isOwn = settings.get("node_id") === new URL(this.url).hostname;
+    const marks = db
+      .query<{ db: string; through: number }, []>(
+        "SELECT db, batch_id AS through FROM _hooksync_marks",
+      )
+      .all();
+    const peers = db
+      .query<{ url: string; dbId: string | null; prev: number | null }, []>(
+        "SELECT peer_url AS url, db_id AS dbId, prev FROM _peer_state",
+      )
+      .all();
+    return {
+      dbId: isOwn ? settings.get("db_id") : undefined,
+      newest: this.newestChange,
+      marks: new Map(marks.map(({ db: of, through }) => [of, through])),
+      peers: new Map(peers.map(({ url, dbId, prev }) => [url, { dbId, prev: prev ?? 0 }])),
+    };
+  }
+
+  /** The newest change of its log. */
+  get newestChange(): number {
+    return (
+      this.program
+        .query<{ seq: number }, []>("SELECT seq FROM sqlite_sequence WHERE name = '_changes'")
+        .get()?.seq ?? 0
+    );
   }
 
   /** The simulation is over. */
@@ -315,6 +416,7 @@ export class OurNode implements Machine {
     }
     world.trace(`${this.url} ${what}`, id === undefined ? undefined : `${tableName}/${id}`);
     const floor = id === undefined ? undefined : safety.floorOf(this, store.db, tableName, id);
+    safety.writes(this);
     if (id !== undefined) safety.touches(this, tableName, id);
     const input = read(store.repository.reader(table));
     running.wake();
@@ -348,6 +450,10 @@ export class OurNode implements Machine {
     return running.sync(request);
   }
 
+  answer(call: NodeCall): Promise<WireReply | "reset"> {
+    return this.#running?.answer(call) ?? Promise.resolve("reset");
+  }
+
   health(identity: string | undefined): WireReply {
     const running = this.#running!;
     return {
@@ -370,10 +476,23 @@ export interface AnsweredRow {
   readonly updated_at: number | undefined;
 }
 
+function shownFields(fields: LogFields): string {
+  return JSON.stringify(fields, (_, value: unknown) =>
+    value instanceof Error ? value.message : value,
+  );
+}
+
 function show(row: Record<string, unknown>): string {
   return JSON.stringify(row, (_, value: unknown) =>
     typeof value === "bigint" ? `${value}n` : value,
   );
+}
+
+/** The file and its -wal, as they lie on the disk. */
+function copyDatabase(path: string, copy: string): string {
+  copyFileSync(path, copy);
+  if (existsSync(`${path}-wal`)) copyFileSync(`${path}-wal`, `${copy}-wal`);
+  return copy;
 }
 
 function isExpectedRefusal(error: unknown): boolean {
@@ -388,6 +507,8 @@ export class Running {
   readonly #path: string;
   readonly #mesh: Mesh;
   readonly #receiver: Receiver;
+  readonly #face: Face;
+  readonly #verifier: Verifier;
   readonly #requests = new Set<() => void>();
   readonly #shippers: SimShipper[] = [];
   #cancelTick: Cancel | undefined;
@@ -396,8 +517,8 @@ export class Running {
   isAlive = true;
   isStopping = false;
   isCrashed = false;
-  /** A fault that makes writes fail is on. */
-  isHindered = false;
+  /** How many faults that make writes fail are on. */
+  hindrances = 0;
 
   constructor(node: OurNode, path: string) {
     const { options } = node;
@@ -419,6 +540,7 @@ export class Running {
       parkedBytesMax: config.parkedBytesMax,
       tombstoneRetentionMs: config.tombstoneRetentionMs,
       acceptOldFile: config.acceptOldFile,
+      fillSliceRows: options.fillSliceRows,
       clock,
       timers,
       random,
@@ -427,22 +549,19 @@ export class Running {
         const text = "text" in event ? event.text : `${event.reason} (from ${event.peer})`;
         world.trace(`${options.url} ${kind} ${table}: ${text}`);
         safety.onEvent(node, kind);
+        if (kind === "filled") this.#verifier.soon();
       },
       onCommit: (through, rewritten) => this.#onCommit(through, rewritten),
     });
     // The simulated clock stands still while SQLite waits for a lock.
     this.store.db.run("PRAGMA busy_timeout = 0");
+    const log = this.#logger();
     this.#mesh = new Mesh({
       config,
       store: this.store,
       path,
       workerUrl: new URL("none:"),
-      log: createLogger({
-        level: world.isTraced ? "debug" : "error",
-        format: "text",
-        clock: { nowMs: () => clock.peekMs() },
-        write: (line) => world.trace(`${options.url} log: ${line.slice(LOG_TIME_LENGTH)}`),
-      }),
+      log,
       clock,
       timers,
       random,
@@ -451,7 +570,7 @@ export class Running {
         if (this.isAlive) this.expectFailure(error);
       },
       remoteAddress: () => undefined,
-      onDoubt: () => {},
+      onDoubt: () => this.#verifier.soon(),
       startShipper: (shipper) => {
         const started = new SimShipper({
           ...shipper,
@@ -467,6 +586,21 @@ export class Running {
         this.#shippers.push(started);
         return started;
       },
+    });
+    const { store } = this;
+    const { id: nodeId } = config;
+    this.#face = new Face({ store, mesh: this.#mesh, path, nodeId, clock, timers, random });
+    this.#verifier = new Verifier({
+      everyMs: options.verifies ? config.verifyMs : 0,
+      nodeId,
+      ownUrl: options.url,
+      neighbours: () => this.#mesh.status(),
+      store,
+      log,
+      clock,
+      timers,
+      random,
+      call: (call) => options.network.call(options.url, call),
     });
     this.#receiver = new Receiver(this.store, (identity) => this.#mesh.heard(identity));
     this.#mesh.start();
@@ -489,6 +623,9 @@ export class Running {
     network.ended(url);
     world.at(0, () => {
       for (const shipper of this.#shippers) shipper.end();
+      this.#verifier.stop();
+      this.#face.close();
+      drainMicrotasks();
       this.store.db.close(true);
       for (const suffix of ["", "-wal", "-shm"]) rmSync(`${this.#path}${suffix}`, { force: true });
     });
@@ -502,8 +639,10 @@ export class Running {
     if (!this.isAlive) return false;
     this.isStopping = true;
     this.#cancelTick?.();
+    this.#verifier.stop();
     await this.#mesh.stop(DRAIN_MS_MAX);
     if (!this.isAlive) return false;
+    this.#face.close();
     await store.close();
     if (!this.isAlive) return false;
     this.isAlive = false;
@@ -539,7 +678,7 @@ export class Running {
   /** A message between the node's two threads. */
   #later(run: () => void): void {
     const { world, chance } = this.node.options;
-    world.at(chance.hits(0.1) ? chance.below(20) : 0, () => {
+    world.at(chance.hits(0.1) ? chance.below(MESSAGE_MS_MAX) : 0, () => {
       if (this.isAlive) run();
     });
   }
@@ -579,10 +718,13 @@ export class Running {
 
   async #runTick(): Promise<void> {
     if (this.isStopping) return;
+    const { world, safety } = this.node.options;
+    const sinceMs = world.nowMs;
     try {
       await this.store.runDue();
       if (this.isAlive) await this.#mesh.look();
-      if (this.isAlive) this.node.options.safety.checkMoved(this.node, this);
+      if (this.isAlive) await this.#verifier.look();
+      if (this.isAlive) safety.checkMoved(this.node, this, sinceMs);
     } catch (error) {
       if (this.isAlive) this.expectFailure(error);
     }
@@ -593,11 +735,76 @@ export class Running {
   expectFailure(error: unknown): void {
     const isOfTheWorld =
       error instanceof HookSyncError && (error.code === "busy" || error.code === "disk-full");
-    if (isOfTheWorld && (this.isHindered || this.isStopping)) return;
+    if (isOfTheWorld && (this.hindrances > 0 || this.isStopping)) return;
     this.node.options.world.fail(error);
   }
 
+  #logger(): Logger {
+    const write = (level: LogLevel, message: string, fields: LogFields = {}) => {
+      const { url, world, safety, nodeAt, onFill } = this.node.options;
+      if (world.isTraced) world.trace(`${url} ${level}: ${message} ${shownFields(fields)}`);
+      if (!message.startsWith("filling a peer") || !this.isAlive) return;
+      const reason = String(fields["reason"]);
+      onFill(reason);
+      safety.filling(this.node, nodeAt(String(fields["peer"])), reason);
+    };
+    const at = (level: LogLevel) => (message: string, fields?: LogFields) =>
+      write(level, message, fields);
+    return {
+      debug: at("debug"),
+      info: at("info"),
+      warn: at("warn"),
+      error: at("error"),
+      log: write,
+      isOn: () => true,
+    };
+  }
+
+  /** Takes a peer in, or out; false where it could not be written, and should be tried again. */
+  async changePeer(does: "add" | "remove", url: string): Promise<boolean> {
+    this.wake();
+    try {
+      await this.#mesh[does](url);
+      return true;
+    } catch (error) {
+      if (this.isAlive) this.expectFailure(error);
+      return false;
+    }
+  }
+
   // ── Network ─────────────────────────────────────────────────────────────────────────────────
+
+  answer(call: NodeCall): Promise<WireReply | "reset"> {
+    this.wake();
+    if (call.method === "POST" && call.path === "/sync") {
+      return this.sync({
+        body: new TextEncoder().encode(call.json!),
+        nodeId: call.headers![NODE_ID_HEADER]!,
+        nodeUrl: undefined,
+        identity: call.headers![IDENTITY_HEADER],
+      });
+    }
+    return new Promise((resolve) => {
+      const reset = () => end("reset");
+      const end = (reply: WireReply | "reset") => {
+        this.#requests.delete(reset);
+        resolve(reply);
+      };
+      this.#requests.add(reset);
+      const request = new Request(call.node + call.path, {
+        method: call.method,
+        headers: { "content-type": "application/json" },
+        ...(call.body === undefined ? {} : { body: JSON.stringify(call.body) }),
+      });
+      this.#face.answer(request).then(
+        (reply) => end({ ...reply, identity: undefined }),
+        (error: unknown) => {
+          if (this.isAlive) this.node.options.world.fail(error);
+          end("reset");
+        },
+      );
+    });
+  }
 
   sync(request: WireRequest): Promise<WireReply | "reset"> {
     this.wake();
@@ -632,9 +839,6 @@ export class Running {
     });
   }
 }
-
-/** `2023-11-14T22:13:20.000Z ` */
-const LOG_TIME_LENGTH = 25;
 
 function configOf(options: OurNodeOptions): Config {
   const { url, peers, batchMs, batchChangesMax, batchBytesMax, tombstoneRetentionMs } = options;

@@ -39,7 +39,25 @@ export type Incident =
   | { readonly kind: "disk-full"; readonly node: number; readonly forMs: number }
   | { readonly kind: "locked"; readonly node: number; readonly forMs: number }
   | { readonly kind: "alter"; readonly node: number; readonly statement: number }
-  | { readonly kind: "vacuum"; readonly node: number };
+  | { readonly kind: "vacuum"; readonly node: number }
+  /** A copy of its file is kept: what it is restored from later. */
+  | { readonly kind: "backup"; readonly node: number }
+  /** It is ended, and comes back with another file. */
+  | {
+      readonly kind: "file";
+      readonly node: number;
+      /** Its last backup, an empty one, or a copy of this other node's. */
+      readonly source: "backup" | "nothing" | number;
+      readonly forMs: number;
+      /** Another program writes to the file before the node starts. */
+      readonly programWrites: boolean;
+    }
+  | {
+      readonly kind: "peer";
+      readonly does: "add" | "remove";
+      readonly node: number;
+      readonly peer: number;
+    };
 
 export interface Timed<T> {
   readonly atMs: number;
@@ -76,11 +94,21 @@ export interface Plan {
   readonly workload: WorkloadPlan;
   readonly network: NetworkFaults;
   readonly incidents: readonly Timed<Incident>[];
+  /** Peers that nodes do not know of at first. */
+  readonly unknown: readonly { readonly node: number; readonly peer: number }[];
+  /** Nodes with a second address, which some of the others have as a second peer. */
+  readonly aliases: readonly { readonly node: number; readonly of: number }[];
+  /** Nodes come back with other files. */
+  readonly hasFileFaults: boolean;
+  /** Nodes compare themselves with their neighbours, as they do unless told otherwise. */
+  readonly verifies: boolean;
   /** How long phase one lasts. */
   readonly activeMs: number;
   readonly batchChangesMax: number;
   readonly batchBytesMax: number;
   readonly tombstoneRetentionMs: number;
+  /** Fills are made of many slices, so that they are interrupted. */
+  readonly fillSliceRows: number | undefined;
   readonly hasForeign: boolean;
   /** The silence is listened to for a day, not just for some minutes. */
   readonly waitsForDays: boolean;
@@ -129,6 +157,12 @@ export function drawPlan(seed: number): Plan {
   // A clock that steps further than the retention lasts is not what retention is for.
   // Nor is one that ends while a hub's repeats, which take a day, are still going on.
   const forgetsSoon = !hasFarClocks && !hasHub && on(0.1);
+  const identity = drawIdentityFaults(seed, makes, activeMs, {
+    arePossible: !hasHub && !forgetsSoon,
+    // What a restored node had written, and only one of another make has, nobody can bring back.
+    ofFiles: !hasForeign,
+  });
+  const hasFileFaults = identity.incidents.some(({ what }) => what.kind === "file");
   return {
     seed,
     nodes,
@@ -136,13 +170,22 @@ export function drawPlan(seed: number): Plan {
     schema,
     workload: drawWorkload(chance, hasForeign),
     network: drawNetwork(chance, hasForeign),
-    incidents: drawIncidents(chance, nodes, schema, activeMs, forgetsSoon),
+    incidents: inOrder([
+      ...drawIncidents(chance, nodes, schema, activeMs, forgetsSoon),
+      ...identity.incidents,
+    ]),
+    unknown: identity.unknown,
+    aliases: identity.aliases,
+    hasFileFaults,
+    verifies: identity.incidents.length > 0 || seed % 10 === 0,
     activeMs,
     batchChangesMax: on(0.4) ? chance.pick([1, 2, 3, 7]) : 10_000,
     batchBytesMax: on(0.2) ? chance.spread(300, 4_000) : 8 * 1024 * 1024,
     tombstoneRetentionMs: forgetsSoon ? chance.spread(2 * MINUTE_MS, HOUR_MS) : 30 * DAY_MS,
+    fillSliceRows: seed % 3 === 0 ? undefined : 1 + (seed % 5),
     hasForeign,
-    waitsForDays: on(hasForeign ? 0.2 : 0.05),
+    // What waits for its time with one node alone comes when it comes, and then to the others.
+    waitsForDays: on(hasForeign ? 0.2 : 0.05) && !hasFileFaults,
   };
 }
 
@@ -267,5 +310,73 @@ function drawIncidents(
       });
     }
   }
-  return incidents.sort((left, right) => left.atMs - right.atMs);
+  return incidents;
+}
+
+function inOrder(incidents: readonly Timed<Incident>[]): Timed<Incident>[] {
+  return [...incidents].sort((left, right) => left.atMs - right.atMs);
+}
+
+/** Of files and of who is whose peer. Drawn on their own, so that all else of a seed stays as it was. */
+function drawIdentityFaults(
+  seed: number,
+  makes: readonly NodePlan["make"][],
+  activeMs: number,
+  { arePossible, ofFiles }: { readonly arePossible: boolean; readonly ofFiles: boolean },
+): Pick<Plan, "incidents" | "unknown" | "aliases"> {
+  const chance = new Chance(seed, 7);
+  const incidents: Timed<Incident>[] = [];
+  const unknown: { node: number; peer: number }[] = [];
+  const aliases: { node: number; of: number }[] = [];
+  if (!arePossible || !chance.hits(0.4)) return { incidents, unknown, aliases };
+  const all = makes.map((_, index) => index);
+  const pair = () => {
+    const node = chance.pick(all);
+    return [node, chance.pick(all.filter((other) => other !== node))] as const;
+  };
+  const add = (most: number, make: () => Incident) => {
+    for (let n = chance.between(1, most); n > 0; n--) {
+      incidents.push({ atMs: chance.below(activeMs), what: make() });
+    }
+  };
+  const file = (node: number, source: "backup" | "nothing" | number): Incident => ({
+    kind: "file",
+    node,
+    source,
+    forMs: chance.spread(20, 20_000),
+    programWrites: chance.hits(0.3),
+  });
+  if (chance.hits(0.6) && ofFiles) {
+    // Several nodes restored in one seed are often those that had acknowledged the same.
+    add(2, () => ({ kind: "backup", node: chance.pick(all) }));
+    add(2, () => file(chance.pick(all), "backup"));
+    for (const { atMs, what } of [...incidents]) {
+      if (what.kind !== "backup") continue;
+      const laterMs = atMs + chance.below(activeMs - atMs);
+      incidents.push({ atMs: laterMs, what: file(what.node, "backup") });
+    }
+  }
+  if (chance.hits(0.25) && ofFiles) add(2, () => file(chance.pick(all), "nothing"));
+  if (chance.hits(0.25) && ofFiles) {
+    add(2, () => {
+      const [node, from] = pair();
+      return file(node, from);
+    });
+  }
+  if (chance.hits(0.35)) {
+    add(4, () => {
+      const [node, peer] = pair();
+      return { kind: "peer", does: chance.pick(["add", "remove"]), node, peer };
+    });
+    for (const node of all) {
+      for (const peer of all) {
+        if (node !== peer && chance.hits(0.2)) unknown.push({ node, peer });
+      }
+    }
+  }
+  if (chance.hits(0.2)) {
+    const [node, of] = pair();
+    aliases.push({ node, of });
+  }
+  return { incidents, unknown, aliases };
 }

@@ -4,10 +4,14 @@
  *   X1  Nothing that was answered or acknowledged is lost: the node that said so holds that version or
  *       a higher one, as a row, as a tombstone, or parked with its reason; also after a crash.
  *   X2  A watermark never passes what the peer acknowledged.
- *   X3  The log never holds what every peer has acknowledged.
+ *   X3  What every peer has acknowledged leaves the log: at once where that is all of it, and otherwise
+ *       as soon as nobody has written through the node for a second (it is cheaper then: lib/store/peers.ts).
  *   X4  A received row is not captured again (among ours, where nothing is announced).
  *   X5  Every local write has a version above what it replaced and above its tombstone.
  *   X6  The syncing flag is down between transactions.
+ *   X7  Nobody is filled without need: network faults and crashes alone never start it.
+ *   X8  Whoever came back with an old file, or another one, is filled by every peer that can tell by what
+ *       the two of them had acknowledged. Comparing would bring the rows, too, but later.
  */
 import type { Database } from "bun:sqlite";
 import type { Move } from "../../lib/store/store.ts";
@@ -20,13 +24,19 @@ type Standing = number | undefined;
 
 interface NodeRecord {
   /** X1, by `table/id`. */
-  readonly held: Map<string, number>;
+  held: Map<string, number>;
   /** X5: what stood there before another program wrote, until it is settled. */
-  readonly unsettled: Map<string, Standing>;
+  unsettled: Map<string, Standing>;
   /** X4: rows that were written here. */
   readonly written: Set<string>;
   /** X2, by peer: what was refused may be passed too. */
   readonly refused: Map<string, number>;
+  /** X3: when something was last written through the node itself. */
+  writtenMs: number;
+  /** X7: it came back with another file than peers had known it by. */
+  hasOtherFile: boolean;
+  /** X8: whom it has to fill. */
+  readonly owes: Set<OurNode>;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -46,11 +56,19 @@ interface SafetyOptions {
   readonly isOursOnly: boolean;
 }
 
+/** What was promised of one file at one moment. */
+export interface Remembered {
+  readonly held: ReadonlyMap<string, number>;
+  readonly unsettled: ReadonlyMap<string, Standing>;
+  readonly written: ReadonlySet<string>;
+}
+
+/** After so long without a write a node is at rest (lib/store/write-queue.ts). */
+const REST_MS = 1_000;
+
 export class Safety {
   readonly #options: SafetyOptions;
   readonly #records = new Map<OurNode, NodeRecord>();
-  /** The highest version of each row that any node of ours promised to hold. */
-  readonly promised = new Map<string, number>();
 
   constructor(options: SafetyOptions) {
     this.#options = options;
@@ -64,6 +82,9 @@ export class Safety {
         unsettled: new Map(),
         written: new Set(),
         refused: new Map(),
+        writtenMs: Number.NEGATIVE_INFINITY,
+        hasOtherFile: false,
+        owes: new Set(),
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -94,7 +115,73 @@ export class Safety {
   #promise(node: OurNode, key: string, version: number): void {
     const { held } = this.#of(node);
     if (version > (held.get(key) ?? -Infinity)) held.set(key, version);
-    if (version > (this.promised.get(key) ?? -Infinity)) this.promised.set(key, version);
+  }
+
+  /**
+   * The highest version of each row that any node of ours promised to hold. What one promised after the
+   * backup that it came back from, and nobody else, was lost with its file.
+   */
+  get promised(): ReadonlyMap<string, number> {
+    const promised = new Map<string, number>();
+    for (const { held } of this.#records.values()) {
+      for (const [key, version] of held) {
+        if (version > (promised.get(key) ?? -Infinity)) promised.set(key, version);
+      }
+    }
+    return promised;
+  }
+
+  /** The same of one node. */
+  promisedBy(node: OurNode): ReadonlyMap<string, number> {
+    return this.#of(node).held;
+  }
+
+  // ── Files that come and go ──────────────────────────────────────────────────────────────────
+
+  /** What is promised of the file as it is now. */
+  remember(node: OurNode): Remembered {
+    const { held, unsettled, written } = this.#of(node);
+    return { held: new Map(held), unsettled: new Map(unsettled), written: new Set(written) };
+  }
+
+  /** The node's file is now the one of which this was remembered. */
+  changedFile(node: OurNode, remembered: Remembered): void {
+    const record = this.#of(node);
+    record.held = new Map(remembered.held);
+    record.unsettled = new Map(remembered.unsettled);
+    for (const key of remembered.written) record.written.add(key);
+    record.hasOtherFile = true;
+  }
+
+  /** X8: the node's file was just changed for another; whoever must notice has to fill it. */
+  owes(node: OurNode, others: readonly OurNode[]): void {
+    const file = node.readStanding();
+    for (const other of others) {
+      this.#of(other).owes.delete(node);
+      const theirs = other.readStanding();
+      const known = theirs.peers.get(node.url);
+      if (known === undefined || known.dbId === null || theirs.dbId === undefined) continue;
+      const isOther = known.dbId !== file.dbId;
+      const hasLost = known.prev > (file.marks.get(theirs.dbId) ?? 0);
+      const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
+      if (isOther || hasLost || isBehind) this.#of(other).owes.add(node);
+    }
+    // It remembers nothing of what it owed.
+    this.#of(node).owes.clear();
+  }
+
+  /** X8, in the end. */
+  checkOwed(node: OurNode): void {
+    for (const peer of this.#of(node).owes) {
+      throw new Finding(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
+    }
+  }
+
+  /** X7 */
+  filling(node: OurNode, peer: OurNode | undefined, reason: string): void {
+    if (peer) this.#of(node).owes.delete(peer);
+    if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
+    this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
   }
 
   /** A REST write was answered with this row. `floor`: what stood there when it was asked for. */
@@ -169,7 +256,7 @@ export class Safety {
     const running = node.running!;
     this.#checkSettled(node, running);
     for (const key of this.#of(node).held.keys()) this.checkHeld(node, running.store.db, key);
-    this.checkMoved(node, running);
+    this.checkMoved(node, running, this.#options.world.nowMs);
   }
 
   // ── X2, X3 ──────────────────────────────────────────────────────────────────────────────────
@@ -192,8 +279,8 @@ export class Safety {
     }
   }
 
-  /** Watermarks were written to the file. */
-  checkMoved(node: OurNode, running: Running): void {
+  /** The node has done what is due by itself, having begun with it at `sinceMs`. */
+  checkMoved(node: OurNode, running: Running, sinceMs: number): void {
     const { db } = running.store;
     const peers = db
       .query<{ url: string; acked: number }, []>(
@@ -203,10 +290,14 @@ export class Safety {
     for (const { url, acked } of peers) this.#checkWatermark(node, url, acked);
     if (peers.length === 0) return;
     const least = Math.min(...peers.map(({ acked }) => acked));
-    const oldest = db
-      .query<{ id: number | null }, []>("SELECT min(change_id) AS id FROM _changes")
-      .get()!.id;
-    if (oldest !== null && oldest <= least) {
+    const { oldest, newest } = db
+      .query<{ oldest: number | null; newest: number | null }, []>(
+        "SELECT min(change_id) AS oldest, max(change_id) AS newest FROM _changes",
+      )
+      .get()!;
+    if (oldest === null || oldest > least) return;
+    const isAtRest = sinceMs - this.#of(node).writtenMs >= REST_MS;
+    if (isAtRest || newest! <= least) {
       this.#find(`${node.url} keeps change ${oldest}, which every peer has up to ${least} (X3)`);
     }
   }
@@ -282,6 +373,11 @@ export class Safety {
     if (kind === "gap" || kind === "registered" || kind === "flag-restored") {
       this.#of(node).hasAnnounced = true;
     }
+  }
+
+  /** Something is asked of its REST. */
+  writes(node: OurNode): void {
+    this.#of(node).writtenMs = this.#options.world.nowMs;
   }
 
   /** A write of this row was asked for here, whether or not it is answered. */

@@ -6,6 +6,7 @@
 import type { Database } from "bun:sqlite";
 import type { Timers } from "../../lib/base/clock.ts";
 import { formatIdentity, parseIdentity } from "../../lib/protocol/identity.ts";
+import type { PeerStart } from "../../lib/protocol/peer.ts";
 import { LogBatchSource } from "../../lib/shipper/batch.ts";
 import type { ShipperHandle, ShipperHandleOptions } from "../../lib/shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "../../lib/shipper/messages.ts";
@@ -31,18 +32,23 @@ export interface SimShipperOptions extends ShipperHandleOptions {
   readonly later: (run: () => void) => void;
 }
 
+/** The longest way of a message between the two halves. */
+export const MESSAGE_MS_MAX = 20;
+
 export class SimShipper implements ShipperHandle {
   readonly #options: SimShipperOptions;
   readonly #reader: Database;
   readonly #source: LogBatchSource;
   readonly #shipper: Shipper;
-  #status: readonly PeerStatus[] = [];
+  #status: readonly PeerStatus[];
   #onDrained: ((pending: number) => void) | undefined;
   #isClosed = false;
+  #isHeard = true;
 
   constructor(options: SimShipperOptions) {
     this.#options = options;
-    const { config, clock, random, timers, later } = options;
+    const { config, clock, random, timers } = options;
+    this.#status = config.peers.map((peer) => unheard(peer, config.settledThrough));
     this.#reader = openReader(config.dbPath);
     this.#source = new LogBatchSource({ ...config, db: this.#reader });
     this.#shipper = new Shipper({
@@ -52,17 +58,21 @@ export class SimShipper implements ShipperHandle {
       timers,
       transport: new SimTransport(options),
       source: this.#source,
-      post: (message) => later(() => this.#take(message)),
+      post: (message) => options.later(() => this.#take(message)),
     });
-    later(() => this.#shipper.start());
+    this.#tell(() => this.#shipper.start());
   }
 
   settled(through: number, rewritten?: boolean, targeted?: boolean): void {
-    this.#options.later(() => this.#shipper.settled(through, rewritten, targeted));
+    this.#tell(() => this.#shipper.settled(through, rewritten, targeted));
   }
 
   readHealth(peers?: readonly string[]): void {
-    this.#options.later(() => this.#shipper.readHealth(peers));
+    this.#tell(() => this.#shipper.readHealth(peers));
+  }
+
+  release(peer: string): void {
+    this.#tell(() => this.#shipper.release(peer));
   }
 
   status(): readonly PeerStatus[] {
@@ -72,12 +82,15 @@ export class SimShipper implements ShipperHandle {
   drain(withinMs: number): Promise<number> {
     return new Promise((resolve) => {
       this.#onDrained = resolve;
-      this.#options.later(() => this.#shipper.drain(withinMs));
+      this.#tell(() => this.#shipper.drain(withinMs));
     });
   }
 
+  /** As the real one: what it had said before is still heard, nothing after. */
   async stop(): Promise<void> {
     this.end();
+    await new Promise<void>((resolve) => void this.#options.timers.after(MESSAGE_MS_MAX, resolve));
+    this.#isHeard = false;
   }
 
   /** Nothing is sent or said any more, and the file is let go. */
@@ -89,11 +102,35 @@ export class SimShipper implements ShipperHandle {
     this.#reader.close(true);
   }
 
+  #tell(run: () => void): void {
+    this.#options.later(() => {
+      if (!this.#isClosed) run();
+    });
+  }
+
   #take(message: FromShipper): void {
+    if (!this.#isHeard) return;
     if (message.kind === "status") this.#status = message.peers;
     this.#options.onMessage(message);
     if (message.kind === "drained") this.#onDrained?.(message.pending);
   }
+}
+
+/** As in lib/shipper/handle.ts: before the first word of the shipper. */
+function unheard({ url, watermark }: PeerStart, settledThrough: number): PeerStatus {
+  const pending = Math.max(0, settledThrough - watermark);
+  return {
+    url,
+    state: pending === 0 ? "idle" : "waiting",
+    nodeId: undefined,
+    make: undefined,
+    dbId: undefined,
+    lastAcked: watermark,
+    pending,
+    lastError: undefined,
+    lastContactMs: undefined,
+    clockOffsetMs: undefined,
+  };
 }
 
 class SimTransport implements Transport {

@@ -16,11 +16,11 @@ import { type Content, difference, readContent } from "./content.ts";
 import { LegacyHub } from "./legacy-hub.ts";
 import { LegacyNode } from "./legacy-node.ts";
 import { type FaultCounts, Network, QUIET_NETWORK } from "./network.ts";
-import { OurNode } from "./our-node.ts";
+import { type KeptFile, OurNode } from "./our-node.ts";
 import type { Incident, Plan } from "./plan.ts";
 import { Safety, splitKey } from "./safety.ts";
 import type { Schema } from "./schema.ts";
-import { Workload } from "./workload.ts";
+import { hasColumn, Workload } from "./workload.ts";
 import { EPOCH_MS, Finding, WallClock, World } from "./world.ts";
 
 export interface Verdict {
@@ -49,10 +49,15 @@ const HOUR_MS = 60 * MINUTE_MS;
 const DAY_MS = 24 * HOUR_MS;
 /** Retries pause for up to 4 s (slow ones for a minute), a clash on a unique key waits a minute. */
 const EQUAL_MS_MAX = 6 * MINUTE_MS;
+/** A comparison that could not be made is tried again, less and less often. */
+const EQUAL_COMPARED_MS_MAX = HOUR_MS;
 /** Beside other makes an answer may come late: the repeats after a minute, ten minutes, an hour, a day. */
 const EQUAL_FOREIGN_MS_MAX = 4 * DAY_MS;
 /** Repeats end when the foreign peers have nothing left: behind a hub a day later. */
 const REPEATS_MS_MAX = 10 * DAY_MS;
+
+/** Peers are looked at once a minute, and who is filled again is made to wait. */
+const FILLS_MS_MAX = 15 * MINUTE_MS;
 
 const FOLDER = `/dev/shm/hook-sync-sim-${process.pid}`;
 
@@ -83,6 +88,7 @@ class Simulation {
   readonly #nodes: (OurNode | LegacyNode)[] = [];
   readonly #hub: LegacyHub | undefined;
   readonly #ends = new Set<() => void>();
+  readonly #backups = new Map<OurNode, KeptFile>();
   #isOver = false;
   #writes = 0;
   #differing: string[] = [];
@@ -98,8 +104,10 @@ class Simulation {
     this.#workload = new Workload(plan, new Chance(seed, 3));
     const hubUrl = "http://hub";
     const urlOf = (index: number) => `http://n${index}`;
+    const aliasOf = (index: number) => `http://n${index}.alias`;
     for (const [index, node] of nodes.entries()) {
       const others = nodes.flatMap((_, other) => (other === index ? [] : [urlOf(other)]));
+      for (const alias of plan.aliases) if (alias.of === index) others.push(aliasOf(alias.node));
       const peers = {
         mesh: others,
         hub: [hubUrl],
@@ -113,16 +121,22 @@ class Simulation {
         url: urlOf(index),
         peers,
       };
+      const isUnknown = (peer: string) =>
+        plan.unknown.some((one) => one.node === index && urlOf(one.peer) === peer);
       if (node.slowMs > 0) this.#network.slowMs.set(common.url, node.slowMs);
       if (node.make !== "ours") {
         this.#nodes.push(new LegacyNode({ ...common, make: node.make, schema }));
         continue;
       }
       const { batchMs, namesItself } = node;
-      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs } = plan;
+      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs, fillSliceRows } = plan;
       this.#nodes.push(
         new OurNode({
           ...common,
+          peers: peers.filter((peer) => !isUnknown(peer)),
+          nodeAt: (url) => this.#ours.find((one) => url.startsWith(one.url)),
+          verifies: plan.verifies,
+          onFill: (reason) => this.#count(`fill: ${reason}`),
           safety: this.#safety,
           namesItself,
           folder,
@@ -132,10 +146,12 @@ class Simulation {
           batchChangesMax,
           batchBytesMax,
           tombstoneRetentionMs,
+          fillSliceRows,
         }),
       );
     }
     for (const node of this.#nodes) this.#network.add(node);
+    for (const { node } of plan.aliases) this.#network.addAlias(aliasOf(node), this.#nodes[node]!);
     if (plan.topology !== "mesh") {
       this.#hub = new LegacyHub({
         world,
@@ -194,8 +210,12 @@ class Simulation {
     }
   }
 
+  #count(what: string): void {
+    this.#faults.set(what, (this.#faults.get(what) ?? 0) + 1);
+  }
+
   #befall(incident: Incident): void {
-    const count = (what: string) => this.#faults.set(what, (this.#faults.get(what) ?? 0) + 1);
+    const count = (what: string) => this.#count(what);
     if (incident.kind === "partition") {
       const url = (index: number) => this.#nodes[index]!.url;
       for (const from of incident.from) {
@@ -217,7 +237,7 @@ class Simulation {
     switch (incident.kind) {
       case "alter":
         count("column added");
-        node.runProgram([], [this.#plan.schema.later[incident.statement]!.sql]);
+        this.#addColumn(node, this.#plan.schema.later[incident.statement]!);
         return;
       case "vacuum":
         count("vacuum");
@@ -228,9 +248,20 @@ class Simulation {
           // Locked or full: a program would try again later.
         }
         return;
+      case "backup":
+        count("backup");
+        this.#backups.set(node, node.backUp());
+        return;
+      case "file":
+        this.#changeFile(node, incident);
+        return;
     }
     if (!node.isUp) return;
     switch (incident.kind) {
+      case "peer":
+        count(`peer: ${incident.does}`);
+        void node.running!.changePeer(incident.does, this.#nodes[incident.peer]!.url);
+        return;
       case "crash":
         count(`crash ${incident.point}`);
         node.crash(incident.point, incident.forMs);
@@ -245,11 +276,10 @@ class Simulation {
         const { db } = running.store;
         const pages = db.query<{ page_count: number }, []>("PRAGMA page_count").get()!.page_count;
         db.run(`PRAGMA max_page_count = ${pages}`);
-        running.isHindered = true;
+        running.hindrances++;
         this.#for(incident.forMs, () => {
-          if (!running.isAlive) return;
-          db.run("PRAGMA max_page_count = 1000000");
-          running.isHindered = false;
+          running.hindrances--;
+          if (running.isAlive) db.run("PRAGMA max_page_count = 1000000");
         });
         return;
       }
@@ -262,15 +292,41 @@ class Simulation {
           return;
         }
         count("locked");
-        running.isHindered = true;
+        running.hindrances++;
         this.#for(incident.forMs, () => {
+          running.hindrances--;
           // A crash of the node closed the program's connection with it.
-          if (!running.isAlive) return;
-          if (program.inTransaction) program.run("ROLLBACK");
-          running.isHindered = false;
+          if (running.isAlive && program.inTransaction) program.run("ROLLBACK");
         });
       }
     }
+  }
+
+  /** The node goes, and comes back with another file. */
+  #changeFile(node: OurNode, incident: Extract<Incident, { kind: "file" }>): void {
+    const { source, forMs, programWrites } = incident;
+    const from = typeof source === "number" ? this.#nodes[source] : undefined;
+    if (from instanceof OurNode) {
+      const file = from.backUp();
+      // Whoever it was copied from has all that is in it.
+      const acknowledged = new Map([...file.acknowledged, [from.url, from.newestChange] as const]);
+      this.#count("file: copied from another node");
+      node.putFile({ ...file, acknowledged }, forMs);
+      this.#network.setAcknowledged(from.url, node.url, from.newestChange);
+    } else {
+      const backup = source === "backup" ? this.#backups.get(node) : undefined;
+      this.#count(backup === undefined ? "file: lost" : "file: restored");
+      node.putFile(backup ?? node.emptyFile(), forMs);
+    }
+    this.#world.trace(`${node.url} has another file (${source})`);
+    this.#safety.owes(
+      node,
+      this.#ours.filter((other) => other !== node),
+    );
+    if (!programWrites) return;
+    this.#world.at(forMs / 2, () => {
+      if (!node.isUp) this.#workload.writeProgram(node);
+    });
   }
 
   /** Undoes a fault when its time is over, or when all faults end. */
@@ -291,21 +347,42 @@ class Simulation {
     this.#network.slowMs.clear();
     for (const node of this.#ours) {
       node.disarm();
-      for (const { table, column, sql } of this.#plan.schema.later) {
-        const has = node.program
-          .query("SELECT 1 FROM pragma_table_info(?) WHERE name = ?")
-          .get(table, column);
-        if (!has) node.runProgram([], [sql]);
-      }
+      for (const later of this.#plan.schema.later) this.#addColumn(node, later);
     }
+    if (!this.#isMembershipFixed) for (const node of this.#ours) this.#joinAll(node);
+  }
+
+  get #isMembershipFixed(): boolean {
+    const { unknown, incidents } = this.#plan;
+    return unknown.length === 0 && !incidents.some(({ what }) => what.kind === "peer");
+  }
+
+  /** A file from elsewhere may have it. */
+  #addColumn(node: OurNode, { table, column, sql }: Schema["later"][number]): void {
+    if (!hasColumn(node.program, table, column)) node.runProgram([], [sql]);
+  }
+
+  /** In the end everybody is everybody's peer again. */
+  #joinAll(node: OurNode): void {
+    const { running } = node;
+    const join = async () => {
+      if (running === undefined || running.isStopping) return false;
+      for (const { url } of this.#nodes) {
+        if (url !== node.url && !(await running.changePeer("add", url))) return false;
+      }
+      return true;
+    };
+    void join().then((isDone) => {
+      if (!isDone) this.#world.at(SECOND_MS, () => this.#joinAll(node));
+    });
   }
 
   #waitForEquality(): void {
-    const { activeMs, hasForeign } = this.#plan;
+    const { activeMs } = this.#plan;
     const clocks = this.#nodes.map((node) => node.clock.peekMs());
     const apartMs = Math.max(...clocks) - Math.min(...clocks);
     // What is more than an hour ahead of a node's clock waits there until it is due.
-    const waitMs = (hasForeign ? EQUAL_FOREIGN_MS_MAX : EQUAL_MS_MAX) + 2 * apartMs;
+    const waitMs = this.#boundMs(apartMs) + 2 * apartMs;
     this.#advance(waitMs, () => this.#isEqual());
     if (!this.#isEqual()) {
       this.#differing = this.#compare();
@@ -313,6 +390,15 @@ class Simulation {
     }
     this.#equalAfterMs = this.#world.nowMs - activeMs;
     this.#world.trace("all nodes are equal");
+  }
+
+  #boundMs(apartMs: number): number {
+    const { hasForeign, hasFileFaults, schema, workload } = this.#plan;
+    if (hasForeign) return EQUAL_FOREIGN_MS_MAX;
+    if (!hasFileFaults) return EQUAL_MS_MAX;
+    // What waits on the one node that has it is found by the first comparison after its time.
+    const mayWait = apartMs > HOUR_MS || schema.name === "unique" || workload.oddStamps;
+    return mayWait ? EQUAL_COMPARED_MS_MAX + DAY_MS : EQUAL_COMPARED_MS_MAX;
   }
 
   #waitForSilence(): void {
@@ -323,8 +409,9 @@ class Simulation {
       this.#advance(REPEATS_MS_MAX, () => !isHealing());
       if (isHealing()) throw new Finding(`repeats go on for ${REPEATS_MS_MAX / DAY_MS} days`);
     }
-    // What came due just now is still on its way.
-    this.#advance(MINUTE_MS, () => false);
+    // What came due just now is still on its way; who has another file is noticed within a minute or so.
+    const restMs = this.#plan.hasFileFaults ? FILLS_MS_MAX : MINUTE_MS;
+    this.#advance(restMs, () => false);
     const before = this.#network.deliveries;
     this.#advance(waitsForDays ? 26 * HOUR_MS : 12 * MINUTE_MS, () => false);
     const after = this.#network.deliveries - before;
@@ -348,8 +435,19 @@ class Simulation {
       if (node instanceof OurNode && node.running === undefined) return false;
       const db = node instanceof OurNode ? node.running!.store.db : node.db;
       if (db.query("SELECT 1 FROM _changes LIMIT 1").get() !== null) return false;
+      if (this.#plan.hasFileFaults && node instanceof OurNode && this.#waits(node, db))
+        return false;
     }
     return this.#compare().length === 0;
+  }
+
+  /** Something received, that its author may have lost, is about to be tried again. */
+  #waits(node: OurNode, db: Database): boolean {
+    const find = db.query(
+      `SELECT 1 FROM _dead_letter WHERE direction = 'received' AND code <> 'lost'
+         AND NOT (code = 'ahead' AND retry_at > ?)`,
+    );
+    return find.get(node.clock.peekMs() + HOUR_MS) !== null;
   }
 
   /** Rows that are not the same everywhere. */
@@ -383,7 +481,8 @@ class Simulation {
         .query<{ waiting: number }, []>("SELECT count(*) AS waiting FROM _changes")
         .get()!;
       const rows = this.#differing.map((key) => `    ${key}: ${content.get(key) ?? "none"}`);
-      return `  ${node.url}, ${waiting} in its log\n${rows.join("\n")}`;
+      const left = waiting === 0 || node instanceof LegacyNode ? [] : describeLog(db);
+      return [`  ${node.url}, ${waiting} in its log`, ...left, ...rows].join("\n");
     });
     return `\n${lines.join("\n")}`;
   }
@@ -408,6 +507,7 @@ class Simulation {
         );
       }
       this.#checkPromised(node);
+      if (this.#isMembershipFixed) this.#safety.checkOwed(node);
       const check = db.query<{ integrity_check: string }, []>("PRAGMA integrity_check").get()!;
       if (check.integrity_check !== "ok")
         throw new Finding(`${node.url}: ${check.integrity_check}`);
@@ -417,7 +517,11 @@ class Simulation {
   /** What any node of ours promised, all of ours have. */
   #checkPromised(node: OurNode): void {
     const { db } = node.running!.store;
-    for (const [key, version] of this.#safety.promised) {
+    // All have the same rows, also who promised them. A delete whose author lost it may be known to some,
+    // and what is ahead of its time may wait with some.
+    const { hasFileFaults } = this.#plan;
+    const promised = hasFileFaults ? this.#safety.promisedBy(node) : this.#safety.promised;
+    for (const [key, version] of promised) {
       const [table, id] = splitKey(key);
       const standing = this.#safety.versionAt(db, table, id);
       // With a short retention the delete may have been forgotten since.
@@ -454,6 +558,23 @@ class Simulation {
       // The failure that is being reported.
     }
   }
+}
+
+/** What waits, and for whom. */
+function describeLog(db: Database): string[] {
+  const entries = db
+    .query<{ text: string }, []>(
+      `SELECT change_id || ' ' || op || ' ' || table_name || '/' || row_id
+         || coalesce(' only for ' || only_for, '') AS text FROM _changes LIMIT 10`,
+    )
+    .all();
+  const peers = db
+    .query<{ text: string }, []>(
+      `SELECT peer_url || ' has ' || last_acked || coalesce(', is filled: ' || fill, '')
+         || coalesce(', wants all: ' || fill_wanted, '') AS text FROM _peer_state`,
+    )
+    .all();
+  return [...entries, ...peers].map(({ text }) => `    ${text}`);
 }
 
 const images = new Map<Schema, Uint8Array>();

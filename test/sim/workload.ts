@@ -35,7 +35,7 @@ export class Workload {
   /** One write on this node, if it is up. */
   act(node: OurNode | LegacyNode): void {
     if (node instanceof LegacyNode) this.#writeLegacy(node);
-    else if (this.#chance.hits(this.#plan.workload.program)) this.#writeProgram(node);
+    else if (this.#chance.hits(this.#plan.workload.program)) this.writeProgram(node);
     // Other programs go on while the node is down.
     else if (node.isUp) this.#writeRest(node);
   }
@@ -104,7 +104,7 @@ export class Workload {
 
   // ── Another program ─────────────────────────────────────────────────────────────────────────
 
-  #writeProgram(node: OurNode): void {
+  writeProgram(node: OurNode): void {
     const table = this.#table();
     const id = this.#target(node.program, table);
     const statements = this.#statements(node, table, id);
@@ -279,7 +279,7 @@ export class Workload {
   }
 }
 
-function hasColumn(db: Database, table: string, column: string): boolean {
+export function hasColumn(db: Database, table: string, column: string): boolean {
   return db.query("SELECT 1 FROM pragma_table_info(?) WHERE name = ?").get(table, column) !== null;
 }
 

@@ -183,6 +183,14 @@ test.each(["ABORT, 'no'", "ROLLBACK, 'no'", "IGNORE"])(
   },
 );
 
+test("a trigger that ignores its own conflicts keeps no row from getting version 0", async () => {
+  await using file =
+    new StoreFile(`CREATE TABLE t(id TEXT PRIMARY KEY, updated_at INTEGER); INSERT INTO t VALUES('a', NULL), ('b', NULL);
+    CREATE TABLE seen(what TEXT PRIMARY KEY); INSERT INTO seen VALUES('t');
+    CREATE TRIGGER seeing AFTER UPDATE ON t BEGIN INSERT OR IGNORE INTO seen VALUES('t'); END`);
+  expect([...file.open({ asked: ["t"] }).zeroed]).toEqual([["t", 2]]);
+});
+
 describe("a row that came back while another node had the file", () => {
   const T_GONE = T + 5;
 
@@ -284,7 +292,7 @@ describe("the schema file", () => {
   ) => {
     const db = new Database(":memory:", { strict: true });
     db.run(before);
-    return { db, selection: prepareFile(db, { asked, schemaSql }) };
+    return { db, selection: prepareFile(db, { asked, schemaSql }).selection };
   };
 
   test("makes the tables of an empty file, and they count as asked for", () => {

@@ -466,3 +466,13 @@ test("what replaced it may be parked: then it is applied itself", async () => {
   expect(node.parked().map(({ code }) => code)).toEqual(["constraint"]);
   await node.close();
 });
+
+test("what was replaced in its batch, but could not have been applied, is parked", async () => {
+  const node = new TestNode();
+  const broken = JSON.stringify(insert("a", { name: "NAME" })).replace("NAME", "\\ud800");
+  const changes = [broken, update("a", { name: "second" })];
+  expect(await node.sync(changes, { identity: null })).toBe(1);
+  expect(node.row<{ name: string }>("a")?.name).toBe("second");
+  expect(node.parked().map(({ code, change }) => [code, change])).toEqual([["malformed", broken]]);
+  await node.close();
+});

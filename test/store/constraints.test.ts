@@ -314,6 +314,27 @@ describe("the user's own triggers", () => {
     await node.close();
   });
 
+  test("what its statements say of a conflict counts, also while received rows are applied", async () => {
+    const node = new TestNode({
+      schema: `CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER, updated_at INTEGER);
+        CREATE TABLE kept(what TEXT PRIMARY KEY, n); CREATE TABLE last(what TEXT PRIMARY KEY, n);
+        INSERT INTO kept VALUES ('t', 'as it was');
+        CREATE TRIGGER i AFTER INSERT ON t BEGIN
+          INSERT OR IGNORE INTO kept VALUES ('t', NEW.n); INSERT OR REPLACE INTO last VALUES ('t', NEW.n); END;
+        CREATE TRIGGER u AFTER UPDATE ON t BEGIN
+          INSERT OR IGNORE INTO kept VALUES ('t', NEW.n); INSERT OR REPLACE INTO last VALUES ('t', NEW.n); END;`,
+      tables: ["t"],
+    });
+    expect(await node.sync(among("t", row("t", "a", { n: 1 }), { n: 2 }))).toBe(31);
+    expect(await node.sync([row("t", "a", { n: 3 }, T + 1), row("t", "b", { n: 4 })])).toBe(2);
+    expect(await node.sync([row("t", "a", { n: 5 }, T + 2)])).toBe(1);
+    expect([
+      node.parked(),
+      node.db.query("SELECT n FROM kept UNION ALL SELECT n FROM last").values(),
+    ]).toEqual([[], [["as it was"], [5]]]);
+    await node.close();
+  });
+
   test("a unique key that only a trigger met, in another table, is no clash of this one", async () => {
     const node = new TestNode({
       schema: `CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER UNIQUE, updated_at INTEGER); CREATE TABLE seen(n UNIQUE);
@@ -365,7 +386,65 @@ describe("the user's own triggers", () => {
   });
 });
 
+describe("triggers that say they are for this node's own writes", () => {
+  const GUARD = "WHEN (SELECT value FROM _meta WHERE key = 'syncing') = 0";
+  // The triggers are there before the file is a node's.
+  const META =
+    "CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER); INSERT INTO _meta VALUES ('syncing', 0);";
+
+  test("one that sets the stamp makes no change of a received one: nothing goes back and forth", async () => {
+    const schema = `${META} CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER, updated_at INTEGER);
+      CREATE TRIGGER touch AFTER UPDATE OF n ON t ${GUARD}
+      BEGIN UPDATE t SET updated_at = ${T + 7} WHERE id = NEW.id; END;`;
+    const [a, b] = [new TestNode({ schema, id: "a" }), new TestNode({ schema, id: "b" })];
+    await a.write(`INSERT INTO t VALUES ('r', 1, ${T})`);
+    await a.write("UPDATE t SET n = 2");
+    await b.post(a.batchAfter(0)!.body);
+    expect(a.row("r", "t")).toEqual({ id: "r", n: 2, updated_at: T + 7 });
+    expect([b.rows("t"), b.log(), b.parked()]).toEqual([a.rows("t"), [], []]);
+    await a.close();
+    await b.close();
+  });
+
+  test("one that fills another synced table does it once: its row arrives like any other", async () => {
+    const schema = `${META} CREATE TABLE t(id TEXT PRIMARY KEY, n INTEGER, updated_at INTEGER);
+      CREATE TABLE audit(id TEXT PRIMARY KEY, what TEXT, updated_at INTEGER);
+      CREATE TRIGGER auditing AFTER INSERT ON t ${GUARD}
+      BEGIN INSERT INTO audit VALUES (hex(randomblob(8)), NEW.id, NEW.updated_at); END;`;
+    const [a, b] = [new TestNode({ schema, id: "a" }), new TestNode({ schema, id: "b" })];
+    await a.write(`INSERT INTO t VALUES ('r', 1, ${T})`);
+    await b.post(a.batchAfter(0)!.body);
+    expect(a.rows("audit")).toHaveLength(1);
+    expect([b.rows("audit"), b.rows("t"), b.log()]).toEqual([a.rows("audit"), a.rows("t"), []]);
+    await a.close();
+    await b.close();
+  });
+});
+
 describe("foreign keys", () => {
+  test("a cascade here and an edit elsewhere that it had not seen end alike everywhere: the edit stays", async () => {
+    const schema = `CREATE TABLE item(id TEXT PRIMARY KEY, updated_at INTEGER);
+      CREATE TABLE part(id TEXT PRIMARY KEY, item TEXT REFERENCES item(id) ON DELETE CASCADE, n INTEGER, updated_at INTEGER);`;
+    const [a, b] = [new TestNode({ schema, id: "a" }), new TestNode({ schema, id: "b" })];
+    await a.write(
+      `INSERT INTO item VALUES ('i', ${T}); INSERT INTO part VALUES ('seen', 'i', 1, ${T - 5_000}), ('edited', 'i', 1, ${T - 5_000})`,
+    );
+    const made = a.batchAfter(0)!;
+    await b.post(made.body);
+    await b.write(`UPDATE part SET n = 2, updated_at = ${T} WHERE id = 'edited'`);
+    await a.write(`PRAGMA foreign_keys = ON; DELETE FROM item`);
+    expect(a.rows("part")).toEqual([]);
+    const deleted = a.batchAfter(made.through)!;
+    // The counts are of changes, whatever a cascade made of them.
+    expect((await b.post(deleted.body)).applied).toBe(2);
+    await a.post(b.batchAfter(0)!.body);
+    for (const table of ["item", "part"]) expect(a.rows(table)).toEqual(b.rows(table));
+    expect(a.db.query("SELECT id, n FROM part").values()).toEqual([["edited", 2]]);
+    expect([a.row("i", "item"), a.parked(), b.parked()]).toEqual([null, [], []]);
+    await a.close();
+    await b.close();
+  });
+
   const schema = (action: string) =>
     `CREATE TABLE items(id TEXT PRIMARY KEY, name TEXT, updated_at INTEGER);
      CREATE TABLE orders(id TEXT PRIMARY KEY, item TEXT REFERENCES items(id) ON DELETE ${action} ON UPDATE ${action}, updated_at INTEGER);`;

@@ -406,3 +406,42 @@ test("a great many that wait cost the next batch nothing", async () => {
   expect((Bun.nanoseconds() - start) / 50e6).toBeLessThan(10);
   await node.close();
 });
+
+test("a newer version of a row costs what its columns cost, however many, and not their square", async () => {
+  const node = new TestNode();
+  const wide = (columns: number, version: number) =>
+    elsewhere(
+      `wide ${columns}`,
+      version,
+      Object.fromEntries(Array.from({ length: columns }, (_, i) => [`column ${i}`, i])),
+    );
+  const cpuMs = async (columns: number) => {
+    await node.sync([wide(columns, T)]);
+    let best = Number.POSITIVE_INFINITY;
+    for (let version = T + 1; version < T + 8; version++) {
+      const change = wide(columns, version);
+      const before = process.cpuUsage();
+      await node.sync([change]);
+      const { user, system } = process.cpuUsage(before);
+      best = Math.min(best, (user + system) / 1_000);
+    }
+    return best;
+  };
+  const [narrow, broad] = [await cpuMs(95), await cpuMs(1_900)];
+  // Twenty times the columns; four hundred times the work if each were looked for among all.
+  expect(broad).toBeLessThan(100 * Math.max(narrow, 0.3));
+  expect(node.parked().map(({ version }) => version)).toEqual([T + 7, T + 7]);
+  await node.close();
+});
+
+test("any number of changes of one version stay side by side, without being read each time", async () => {
+  const node = new TestNode();
+  const sides = Array.from({ length: 2_000 }, (_, i) => elsewhere("tie", T, { a: `side ${i}` }));
+  const startMs = process.cpuUsage();
+  await node.sync(sides);
+  const { user, system } = process.cpuUsage(startMs);
+  expect(node.parked()).toHaveLength(2_000);
+  // Comparing the columns of every two of them takes many times as long.
+  expect((user + system) / 1_000).toBeLessThan(5_000);
+  await node.close();
+});

@@ -195,6 +195,34 @@ describe("rule 3: contested rows are announced again", () => {
     await node.close();
   });
 
+  test("so is a delete of a row that a foreign peer was sent by a fill meanwhile", async () => {
+    const node = new TestNode();
+    const url = "http://go";
+    const health = { url, identity: undefined, nodeId: "go", itemCount: 1, pendingChanges: 0 };
+    const fillAndTake = async () => {
+      await node.store.fill(url, "asked");
+      for (let n = 0; n < 5; n++) {
+        const noted = node.store.recordMoves([{ peer: url, through: node.store.settledThrough }]);
+        node.time.pass(50);
+        await noted;
+      }
+      expect(announced(node)).toEqual([]);
+    };
+    node.store.configurePeers([url], (same) => same);
+    await node.store.learnPeer({ ...health, hub: false });
+    await node.sync([insert("a"), insert("b")], OTHER);
+    await fillAndTake();
+    // The author may have told the foreign peer of its delete before that.
+    await node.sync([remove("a")], OTHER);
+    expect(await after(node, MINUTE)).toEqual(["DELETE a - +0"]);
+    await node.store.endRepeats(node.time.ms);
+    expect(await after(node, MINUTE)).toEqual(["DELETE a - +0"]);
+    // Everybody was quiet since.
+    await node.sync([remove("b")], OTHER);
+    expect([await after(node, MINUTE), contested(node)]).toEqual([[], 0]);
+    await node.close();
+  });
+
   test("quiet from before it was contested ends nothing", async () => {
     const node = await contestedRow();
     await node.store.endRepeats(node.time.ms);
@@ -540,6 +568,22 @@ test("a row that is hot behind a hub makes no storm", async () => {
   }
   // 10 s of virtual time.
   expect(messages).toBeLessThanOrEqual(11);
+  await node.close();
+});
+
+test("what a foreign peer got before it was heard of is remembered when it leaves the log", async () => {
+  const node = new TestNode();
+  const peer = "http://go";
+  node.store.configurePeers([peer], (same) => same);
+  await node.write(`INSERT INTO items(id, updated_at) VALUES ('a', ${T})`);
+  const through = node.store.settledThrough;
+  const noted = node.store.recordMoves([{ peer, through, make: "foreign", ackedBatchId: through }]);
+  node.time.pass(50);
+  await noted;
+  expect(announced(node)).toEqual([]);
+  // It may have deleted that row before it got ours.
+  await node.sync([remove("a")], GO);
+  expect(await after(node, MINUTE)).toEqual(["DELETE a - +0"]);
   await node.close();
 });
 

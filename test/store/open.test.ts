@@ -7,6 +7,7 @@ import { describe, expect, test } from "bun:test";
 import {
   chmodSync,
   existsSync,
+  linkSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -18,7 +19,13 @@ import {
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { HookSyncError } from "../../lib/base/errors.ts";
-import { lockFile, openDatabase, openError, resolvePath } from "../../lib/store/open.ts";
+import {
+  hasOtherName,
+  lockFile,
+  openDatabase,
+  openError,
+  resolvePath,
+} from "../../lib/store/open.ts";
 import { Store } from "../../lib/store/store.ts";
 import { StoreFile, T } from "../support/open-store.ts";
 
@@ -171,6 +178,14 @@ test("a link leads to its file, so that two names are one lock", () => {
   const link = join(folder.path, "link.db");
   symlinkSync(path, link);
   expect(resolvePath(link)).toBe(path);
+});
+
+test("a second name by a hard link is seen", () => {
+  using folder = new Folder();
+  const path = folder.file("real.db", "");
+  expect(hasOtherName(path)).toBe(false);
+  linkSync(path, join(folder.path, "other.db"));
+  expect(hasOtherName(path)).toBe(true);
 });
 
 test("the file is in WAL mode, with full durability unless asked otherwise, and leaves no -wal", async () => {

@@ -26,6 +26,14 @@ function left(): number {
   return db.query<{ n: number }, []>("SELECT count(*) AS n FROM _changes").get()!.n;
 }
 
+test("what a fill had made for a peer goes with the peer", () => {
+  fill(2);
+  db.run("UPDATE _changes SET only_for = 'http://b' WHERE change_id = 2");
+  db.run("UPDATE _peer_state SET fill = '{}' WHERE peer_url = 'http://b'");
+  peers.configure(["http://a"], (url) => url);
+  expect(db.query("SELECT change_id FROM _changes").values()).toEqual([[1]]);
+});
+
 describe("pruning", () => {
   test("deletes what every peer has acknowledged, and nothing more", () => {
     fill(100);

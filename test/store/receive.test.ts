@@ -118,6 +118,22 @@ describe("marks", () => {
     await node.close();
   });
 
+  test("one below what the sender takes for acknowledged stands still until it starts over", async () => {
+    const node = new TestNode();
+    const send = (batchId: number, prev: number) =>
+      node.post(body(batchId, [insert(`${batchId}`)]), { identity: { ...OURS, prev } });
+    const marks = [await send(3, 0), await send(9, 8), await send(12, 9)].map(
+      ({ identity }) => identity.last?.batchId,
+    );
+    expect(marks).toEqual([0, 3, 3]);
+    await send(14, 0);
+    // What it had sent before comes late.
+    await send(20, 15);
+    expect(node.store.peers.mark(OURS.db).batchId).toBe(14);
+    expect(node.count("SELECT count(*) AS n FROM items")).toBe(5);
+    await node.close();
+  });
+
   test("each file has its own, over restarts; a foreign sender has none", async () => {
     const first = new TestNode();
     await first.sync([insert("a")], { batchId: 7 });
@@ -152,6 +168,55 @@ describe("marks", () => {
     }
     expect(await hashOf("5")).toBe("0");
   });
+});
+
+describe("a batch's number says nothing of what is in it", () => {
+  test("one that was acknowledged before is applied when it holds something else", async () => {
+    const node = new TestNode();
+    await node.post(body(9, [insert("a"), insert("b")]));
+    // The sender's log begins again: same numbers, other changes; and some that are known.
+    const again = body(9, [insert("b"), insert("c"), update("a", { updated_at: T + 1, value: 7 })]);
+    expect(await node.post(again)).toMatchObject({ applied: 3, ack: 9 });
+    expect(await node.post(body(1, [insert("d")]))).toMatchObject({ applied: 1, ack: 1 });
+    expect(node.db.query("SELECT id, value FROM items ORDER BY id").values()).toEqual([
+      ["a", 7],
+      ["b", 1],
+      ["c", 1],
+      ["d", 1],
+    ]);
+    await node.close();
+  });
+
+  test("it moves no watermark of ours, and nothing of ours is taken for sent", async () => {
+    const node = new TestNode();
+    node.store.configurePeers(["http://a"], (url) => url);
+    await node.write(`INSERT INTO items(id, updated_at) VALUES ('own', ${T})`);
+    await node.post(body(170_000, [insert("theirs")]));
+    expect(node.db.query("SELECT peer_url, last_acked FROM _peer_state").values()).toEqual([
+      ["http://a", 0],
+    ]);
+    expect(node.log().map(({ row_id }) => row_id)).toEqual(["own"]);
+    await node.close();
+  });
+});
+
+test("a batch that comes again while it is still applied is answered each time, and applied once", async () => {
+  const node = new TestNode();
+  // Every look at the clock takes a while, so that no transaction takes a whole batch.
+  const { time } = node;
+  time.monotonicMs = () => (time.ms += 5);
+  const batch = body(5_000, many(5_000));
+  const local = node.store.queue.run("local", () => node.count("SELECT count(*) AS n FROM items"));
+  const answers = await Promise.all([node.post(batch), node.post(batch), node.post(batch)]);
+  expect(answers.map(({ applied, ack }) => [applied, ack])).toEqual([
+    [5_000, 5_000],
+    [5_000, 5_000],
+    [5_000, 5_000],
+  ]);
+  expect(await local).toBe(0);
+  expect(node.count("SELECT count(*) AS n FROM items")).toBe(5_000);
+  expect([node.log(), node.parked()]).toEqual([[], []]);
+  await node.close();
 });
 
 describe("too much at once", () => {

@@ -4,7 +4,10 @@
  */
 import { Database } from "bun:sqlite";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { BODY_BYTES_MAX } from "../../lib/protocol/limits.ts";
 import { readRowJson, type Value } from "../../lib/protocol/values.ts";
+import { installTriggers, survey } from "../../lib/store/catalog.ts";
+import { migrate } from "../../lib/store/migrations.ts";
 import { BLOB_MARK, jsonPath, rowJsonSql } from "../../lib/store/row-json.ts";
 import { openPrograms, type Program } from "../support/old-sqlite.ts";
 import { StoreFile } from "../support/open-store.ts";
@@ -203,3 +206,17 @@ test.each(['q"t', "it's", "back\\slash", "a.b", "a[0]", "größe", "😀", "__pr
     expect(row).toEqual({ value: 5 });
   },
 );
+
+test("a BLOB that no text could hold in hex is written all the same; its entry is more than any body takes", () => {
+  const db = new Database(":memory:", { strict: true });
+  db.run("CREATE TABLE t(id TEXT PRIMARY KEY, b BLOB, updated_at INTEGER)");
+  migrate(db);
+  installTriggers(db, survey(db, { all: true, names: [] }).synced.get("t")!);
+  db.run(`INSERT INTO t VALUES('a', zeroblob(520000000), 1);
+    UPDATE t SET b = x'01'; DELETE FROM t`);
+  const isSent = db.query<{ fits: number }, []>(
+    `SELECT octet_length(row_data) <= ${BODY_BYTES_MAX} AS fits FROM _changes ORDER BY change_id`,
+  );
+  expect(isSent.all().map(({ fits }) => fits)).toEqual([0, 1, 1]);
+  db.close();
+}, 60_000);

@@ -307,6 +307,20 @@ describe("the application's trigger forbids a lift", () => {
   });
 });
 
+test("what the application's trigger says of a conflict counts when a stamp is lifted, too", async () => {
+  await using file = await opened(`${NOTES}; CREATE TABLE seen(what TEXT PRIMARY KEY, n);
+    CREATE TRIGGER seeing AFTER UPDATE ON notes BEGIN INSERT OR IGNORE INTO seen VALUES('notes', NEW.n); END`);
+  file.write(`INSERT INTO notes(id, n, updated_at) VALUES('a', 1, ${T}), ('b', 1, ${T})`);
+  await file.settle();
+  file.write("UPDATE notes SET n = 2");
+  await file.settle();
+  expect([stamps(file, "a"), stamps(file, "b")]).toEqual([
+    [file.clock.ms, file.clock.ms],
+    [file.clock.ms, file.clock.ms],
+  ]);
+  expect([file.kinds(), file.rows("SELECT n FROM seen")]).toEqual([["registered"], [{ n: 2 }]]);
+});
+
 test("an FTS5 index with the customary triggers follows what settling changes", async () => {
   await using file = await opened(`${NOTES};
     CREATE VIRTUAL TABLE fts USING fts5(mail, content = 'notes', content_rowid = 'rowid');

@@ -6,6 +6,7 @@ import {
   quoteName,
   quoteText,
   sourceOf,
+  statesConflictClause,
   tablesWrittenBy,
   tokenize,
   triggerParts,
@@ -77,6 +78,15 @@ test.each([
   expect([...tablesWrittenBy(`CREATE TRIGGER x AFTER INSERT ON t BEGIN ${body}; END`)]).toEqual(
     expected,
   );
+});
+
+test.each([
+  ["CREATE TABLE t(id TEXT PRIMARY KEY ON CONFLICT REPLACE)", true],
+  ["create table t(a, unique (a) on /* any */ conflict ignore)", true],
+  ["CREATE TABLE t(a REFERENCES b ON DELETE CASCADE, conflict)", false],
+  ["CREATE TABLE t(\"ON CONFLICT\", b CHECK (b <> 'ON CONFLICT')) -- ON CONFLICT", false],
+])("that %p says what a conflict does: %p", (sql, expected) => {
+  expect(statesConflictClause(sql)).toBe(expected);
 });
 
 test.each([

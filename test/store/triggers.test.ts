@@ -21,7 +21,8 @@ function triggersOf(sql: string, isTaken: (name: string) => boolean = () => fals
 }
 
 const GUARD = "(SELECT value FROM _meta WHERE key = 'syncing') = 0";
-const BLOB = (value: string) => `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${value})) || '"')`;
+const BLOB = (value: string) =>
+  `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(substr(${value}, 1, 67108864))) || '"')`;
 const REAL = (value: string) =>
   `WHEN 'real' THEN json(CASE WHEN abs(${value}) <= 1.7976931348623157e308 THEN printf('%!.20g', ${value}) ` +
   `WHEN ${value} > 0 THEN '9.0e+999' ELSE '-9.0e+999' END)`;

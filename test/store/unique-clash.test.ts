@@ -40,6 +40,45 @@ async function waitAMinute(node: TestNode): Promise<void> {
   }
 }
 
+describe("what clashes on a key", () => {
+  const low = "low TEXT AS (lower(email)) VIRTUAL";
+  const one = ["A@x", 1] as const;
+  test.each([
+    ["a generated column", `${low} UNIQUE`, "", one, ["a@X", 2], true],
+    ["a generated column", `${low} UNIQUE`, "", one, ["b@X", 1], false],
+    ["a generated column and a stored one", `${low}, UNIQUE(a, low)`, "", one, ["a@x", 1], true],
+    ["a generated column and a stored one", `${low}, UNIQUE(a, low)`, "", one, ["b@x", 1], false],
+    ["two of a generated one", `${low}, two AS (low || a) UNIQUE`, "", one, ["a@x", 1], true],
+    ["two of a generated one", `${low}, two AS (low || a) UNIQUE`, "", one, ["a@x", 2], false],
+    ["an expression", low, "UNIQUE INDEX u ON t(lower(email) || a)", one, ["a@x", 1], true],
+    ["a part of the rows", low, "UNIQUE INDEX u ON t(a) WHERE low = 'a@x'", one, ["a@X", 1], true],
+    ["a part of the rows", low, "UNIQUE INDEX u ON t(a) WHERE low = 'a@x'", one, ["b@x", 1], false],
+    ["a column by NOCASE", low, "UNIQUE INDEX u ON t(email COLLATE NOCASE)", one, ["a@x", 2], true],
+    [
+      "two columns with words of SQL for names",
+      `"case" AS (email), "end" AS (a), UNIQUE("case", "end")`,
+      "",
+      one,
+      ["A@x", 1],
+      true,
+    ],
+  ] as const)(
+    "%s: %s %s, %p, %p: %p",
+    async (_, columns, index, [mail, a], [other, b], clashes) => {
+      const node = new TestNode({
+        schema: `CREATE TABLE t(id TEXT PRIMARY KEY, email TEXT, a INTEGER, updated_at INTEGER, ${columns}); ${index && `CREATE ${index};`}`,
+      });
+      await node.sync([row("a", mail, T, a)]);
+      await node.sync([row("b", other, T + 1, b)]);
+      expect(node.parked().map(({ code }) => code)).toEqual(clashes ? ["unique"] : []);
+      await waitAMinute(node);
+      expect(owners(node)).toEqual(clashes ? [`b=${other}`] : [`a=${mail}`, `b=${other}`]);
+      expect(node.parked().map(({ code }) => code)).toEqual(clashes ? ["lost"] : []);
+      await node.close();
+    },
+  );
+});
+
 describe("a change that clashes waits", () => {
   test("until the other gives the value up, by an edit, a delete or a change of its own", async () => {
     for (const giveUp of [row("a", "z", T + 1), removal("a", "x", T), row("a", null, T + 1)]) {

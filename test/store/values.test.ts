@@ -205,6 +205,15 @@ describe("what no column can hold is parked, and its neighbours apply", () => {
   });
 });
 
+test("columns whose names differ in half a surrogate pair do not become one note", async () => {
+  const node = new TestNode();
+  const change = JSON.stringify(insert("a", { "\ud800": "one", "\ud801": "another" }));
+  expect(await node.sync([change, insert("b")])).toBe(1);
+  expect(node.count("SELECT count(*) AS n FROM _hooksync_columns WHERE id > ''")).toBe(0);
+  expect(node.parked().map(({ row_id, code }) => [row_id, code])).toEqual([["a", "malformed"]]);
+  await node.close();
+});
+
 // ── From one node to another ──────────────────────────────────────────────────────────────────────
 
 async function fill(node: TestNode, rows: readonly (readonly Value[])[]): Promise<void> {

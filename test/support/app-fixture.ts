@@ -31,6 +31,8 @@ export class AppFixture {
   /** Where requests come from. */
   remoteAddress = "127.0.0.1";
   adminToken: string | undefined;
+  /** What was asked of the membership, and came through: `add http://b`. */
+  readonly membershipCalls: string[] = [];
   /** Scripted by the tests of their routes. */
   digests: Partial<DigestSource> = {};
   copies: Partial<CopySource> = {};
@@ -83,15 +85,19 @@ export class AppFixture {
 
   #membership(): Membership {
     const adminToken = () => this.adminToken;
+    const note = async (what: string) => {
+      this.membershipCalls.push(what);
+      return true;
+    };
     return {
       ownUrl: null,
       get adminToken() {
         return adminToken();
       },
       peers: () => [],
-      add: async () => true,
-      remove: async () => true,
-      fill: async () => true,
+      add: (url) => note(`add ${url}`),
+      remove: (url) => note(`remove ${url}`),
+      fill: (url) => note(`fill ${url}`),
       remoteAddress: () => this.remoteAddress,
     };
   }

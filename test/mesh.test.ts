@@ -1,0 +1,159 @@
+/** A node among its peers: what it does about what its shipper tells; the shipper is scripted. */
+import { afterEach, beforeEach, expect, test } from "bun:test";
+import type { Logger } from "../lib/base/log.ts";
+import { loadConfig } from "../lib/config.ts";
+import { Mesh } from "../lib/mesh.ts";
+import type { ShipperHandleOptions } from "../lib/shipper/handle.ts";
+import type { FromShipper, PeerStatus } from "../lib/shipper/messages.ts";
+import { StoreFile, T } from "./support/open-store.ts";
+import { Seeded } from "./support/seeded.ts";
+
+const A = "http://a:1";
+const DB = "aa".repeat(16);
+
+let file: StoreFile;
+let mesh: Mesh;
+let starts: ShipperHandleOptions[];
+let fills: string[];
+let doubts: number;
+
+beforeEach(() => {
+  file = new StoreFile(
+    `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER); INSERT INTO notes VALUES('old', 0, ${T})`,
+  );
+  starts = [];
+  fills = [];
+  doubts = 0;
+});
+
+afterEach(async () => {
+  await mesh.stop(0);
+  await file[Symbol.asyncDispose]();
+});
+
+function start(): void {
+  const { clock, path } = file;
+  const store = file.open({ asked: ["notes"] });
+  const random = new Seeded(2);
+  const loaded = loadConfig({
+    argv: ["--id", "n", "--db", "n.db", "--peer", A],
+    env: {},
+    readText: () => "",
+  });
+  if (!("config" in loaded)) throw new Error("no configuration");
+  const log = (message: string, fields?: Readonly<Record<string, unknown>>) => {
+    if (message.startsWith("filling")) fills.push(String(fields?.["reason"]));
+  };
+  mesh = new Mesh({
+    config: loaded.config,
+    store,
+    path,
+    workerUrl: new URL("none:"),
+    log: { info: log, warn: log, error: log } as unknown as Logger,
+    clock,
+    timers: { after: (ms, run) => timer(ms, run), soon: queueMicrotask },
+    random,
+    itemCount: () => 1,
+    reportError: (error) => {
+      throw error;
+    },
+    remoteAddress: () => undefined,
+    onDoubt: () => void doubts++,
+    startShipper: (options) => {
+      starts.push(options);
+      return {
+        settled: () => {},
+        readHealth: () => {},
+        release: () => {},
+        status: () => [],
+        drain: async () => 0,
+        stop: async () => {},
+      };
+    },
+  });
+  mesh.start();
+}
+
+function timer(ms: number, run: () => void): () => void {
+  const id = setTimeout(run, ms);
+  return () => clearTimeout(id);
+}
+
+function say(message: FromShipper): void {
+  starts.at(-1)!.onMessage(message);
+}
+
+function status(over: Partial<PeerStatus> = {}): FromShipper {
+  const peer: PeerStatus = {
+    url: A,
+    state: "idle",
+    nodeId: undefined,
+    make: "foreign",
+    dbId: undefined,
+    lastAcked: 0,
+    pending: 0,
+    lastError: undefined,
+    lastContactMs: 1,
+    clockOffsetMs: 0,
+    ...over,
+  };
+  return { kind: "status", peers: [peer] };
+}
+
+async function until(isSo: () => boolean): Promise<void> {
+  for (let turn = 0; turn < 5_000 && !isSo(); turn++) await Bun.sleep(1);
+  expect(isSo()).toBe(true);
+}
+
+const peer = () => file.store.peers.rows()[0]!;
+
+test("a peer that is heard twice before its fill is noted is filled once", async () => {
+  start();
+  say(status());
+  say(status());
+  await until(() => peer().isFilling);
+  say(status());
+  await file.settle();
+  expect([fills, peer().fillWanted]).toEqual([["it is new"], null]);
+});
+
+test("what was acknowledged to a file that was restored is nothing to the one it becomes", async () => {
+  start();
+  const { dbId } = file.store;
+  const last = { batchId: 99, hash: "0" };
+  say({ kind: "moved", peer: A, through: 0, ackedBatchId: 5 });
+  say({ kind: "mark-differs", peer: A, db: DB, prev: 5, last });
+  // Two peers say so at once.
+  say({ kind: "mark-differs", peer: A, db: DB, prev: 4, last });
+  await until(() => starts.length === 3);
+  const [, second, third] = starts.map(({ config }) => config);
+  expect(second!.dbId).not.toBe(dbId);
+  expect(third!.dbId).toBe(second!.dbId);
+  expect([second!.peers, third!.peers].map(([one]) => one!.prev)).toEqual([0, 0]);
+});
+
+test("a peer that lost what it had acknowledged is filled, and shipped to as one that has nothing", async () => {
+  start();
+  await file.store.needNoFill(A);
+  say({ kind: "moved", peer: A, through: 0, ackedBatchId: 5 });
+  say({ kind: "mark-differs", peer: A, db: DB, prev: 5, last: { batchId: 2, hash: "0" } });
+  await until(() => starts.length === 2);
+  expect(peer().isFilling).toBe(true);
+  expect(starts[1]!.config).toMatchObject({ targeted: true, peers: [{ url: A, prev: 0 }] });
+});
+
+test("a node of another make that ships here for the first time is a reason to compare, once", async () => {
+  start();
+  mesh.heard(undefined, "go");
+  mesh.heard(undefined, "go");
+  mesh.heard({ db: DB }, "ours");
+  mesh.heard(undefined, undefined);
+  expect(doubts).toBe(1);
+  await file.settle();
+  await mesh.stop(0);
+  start();
+  mesh.heard(undefined, "go");
+  expect(doubts).toBe(1);
+  mesh.heard(undefined, "node");
+  expect(doubts).toBe(2);
+});

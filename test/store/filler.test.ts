@@ -1,0 +1,168 @@
+/** Filling a peer, and what makes one unnecessary. */
+import { expect, test } from "bun:test";
+import type { PeerHealth } from "../../lib/protocol/peer.ts";
+import { StoreFile, T } from "../support/open-store.ts";
+
+const A = "http://a";
+const B = "http://b";
+const DB = "aa".repeat(16);
+
+function open(file: StoreFile, nodeId = "node-a", peers = [A, B]): void {
+  file.open({ asked: ["notes"], nodeId }).configurePeers(peers, (url) => url);
+}
+
+/** A file with two rows that every peer has. */
+async function opened(peers = [A, B]): Promise<StoreFile> {
+  const file = new StoreFile(
+    `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER); INSERT INTO notes VALUES('old', 0, ${T})`,
+  );
+  open(file, "node-a", peers);
+  for (const url of peers) await file.store.needNoFill(url);
+  return file;
+}
+
+function health(db: string): PeerHealth {
+  const identity = { db };
+  return { url: B, identity, nodeId: "b", itemCount: 1, pendingChanges: 0, hub: false };
+}
+
+const fillOf = (file: StoreFile) =>
+  file.rows<{ entries: number }>(
+    "SELECT count(*) AS entries FROM _changes WHERE only_for = ?",
+    B,
+  )[0]!.entries;
+
+test("one that begins again leaves nothing in the log of the one before", async () => {
+  await using file = await opened();
+  await file.store.fill(B, "asked for");
+  expect(fillOf(file)).toBe(1);
+  await file.store.fill(B, "asked for again");
+  for (let step = 0; step < 4; step++) {
+    await file.store.recordMoves([{ peer: B, through: file.store.settledThrough }]);
+  }
+  expect(file.entries()).toEqual([]);
+});
+
+test("from its beginning nothing that the peer acknowledged is relied on", async () => {
+  await using file = await opened();
+  await file.store.recordMoves([{ peer: B, through: 0, ackedBatchId: 7 }]);
+  const prev = () =>
+    file.rows("SELECT prev FROM _peer_state WHERE peer_url = ?", B) as { prev: number }[];
+  expect(prev()).toEqual([{ prev: 7 }]);
+  await file.store.fill(B, "asked for");
+  expect(prev()).toEqual([{ prev: 0 }]);
+});
+
+test("who has another file than before wants one from the moment on at which that is known", async () => {
+  await using file = await opened();
+  expect(await file.store.learnPeer(health(DB))).toEqual({ fillWanted: null, isFirst: true });
+  expect(await file.store.learnPeer(health(DB))).toEqual({ fillWanted: null, isFirst: false });
+  const fillWanted = "its file is another one than before";
+  expect(await file.store.learnPeer(health("bb".repeat(16)))).toEqual({
+    fillWanted,
+    isFirst: false,
+  });
+  await file.close();
+  open(file);
+  expect(file.store.peers.rows().find(({ url }) => url === B)).toMatchObject({ fillWanted });
+  expect(await file.store.learnPeer({ ...health(DB), url: "http://gone" })).toBeUndefined();
+});
+
+test("the original of a copy needs none until something written in the copy has left its log", async () => {
+  await using file = await opened([A]);
+  const { dbId } = file.store;
+  await file.close();
+  open(file, "node-copy", [A]);
+  expect(file.store.isCopyOf(dbId)).toBe(true);
+  file.write("INSERT INTO notes(id) VALUES('new')");
+  await file.settle();
+  expect(file.store.isCopyOf(dbId)).toBe(true);
+  await file.store.recordMoves([{ peer: A, through: file.store.settledThrough }]);
+  expect(file.store.isCopyOf(dbId)).toBe(false);
+});
+
+test("it is made in small parts, two slices ahead of the peer, and leaves the log in small parts (F1, F4, F5)", async () => {
+  const rows = 6_500;
+  await using file = new StoreFile(
+    `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER);
+     WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < ${rows})
+     INSERT INTO notes SELECT 'row ' || n, n, ${T} FROM i`,
+  );
+  open(file, "node-a", [B]);
+  const { store } = file;
+  const advance = async () => {
+    const before = fillOf(file);
+    const step = await store.queue.run("apply", (transaction) => {
+      const made = store.filler.advance(store.survey.synced);
+      transaction.logged(made.logged);
+      return made;
+    });
+    return { ...step, dropped: before + step.logged - fillOf(file) };
+  };
+  const take = (through: number) =>
+    store.queue.run("apply", () => store.peers.move(B, through, undefined));
+  /** Until there is nothing to do but wait for the peer; says how much that made and dropped. */
+  async function advanceAll(): Promise<{ made: number; dropped: number; isComplete: boolean }> {
+    const sum = { made: 0, dropped: 0, isComplete: false };
+    for (let moreRemains = true; moreRemains; ) {
+      const step = await advance();
+      expect(Math.max(step.logged, step.dropped)).toBeLessThanOrEqual(500);
+      sum.made += step.logged;
+      sum.dropped += step.dropped;
+      sum.isComplete ||= step.complete.length > 0;
+      ({ moreRemains } = step);
+    }
+    return sum;
+  }
+
+  await store.fill(B, "asked for");
+  const began = fillOf(file);
+  expect(began).toBeWithin(1, 501);
+  const { made, isComplete } = await advanceAll();
+  expect([began + made, isComplete]).toEqual([5_000, false]);
+  const first = file.rows<{ id: number }>("SELECT min(change_id) AS id FROM _changes")[0]!.id;
+
+  // A part of a slice taken makes room for nothing; the whole of it does, for what is left.
+  await take(first + 1_249);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 1_250, isComplete: false });
+  await take(first + 2_499);
+  expect(await advanceAll()).toEqual({ made: 1_500, dropped: 1_250, isComplete: false });
+  await take(first + 6_498);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 3_999, isComplete: false });
+  await take(first + 6_499);
+  expect(await advanceAll()).toEqual({ made: 0, dropped: 1, isComplete: true });
+  expect(fillOf(file)).toBe(0);
+});
+
+test.each([1, 499, 500, 501, 1_000, 5_000, 10_000])(
+  "several peers that take %d rows each leave nothing behind, and each has had all",
+  async (rows) => {
+    await using file = new StoreFile(
+      `CREATE TABLE notes(id TEXT PRIMARY KEY, n, updated_at INTEGER);
+       WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < ${rows})
+       INSERT INTO notes SELECT 'row ' || n, n, ${T} FROM i`,
+    );
+    open(file);
+    const { store } = file;
+    for (const url of [A, B]) await store.fill(url, "asked for");
+    // As the shipper says it: each has what is for it, and no entry of the other is ever acknowledged.
+    const newestFor = (url: string) =>
+      file.rows<{ id: number }>(
+        "SELECT max(change_id) AS id FROM _changes WHERE only_for = ?",
+        url,
+      )[0]!.id;
+    for (let turn = 0; turn < 20 && store.isFilling; turn++) {
+      for (const url of turn % 2 === 0 ? [A, B] : [B, A]) {
+        const through = newestFor(url);
+        if (through !== null)
+          await store.recordMoves([{ peer: url, through, ackedBatchId: through }]);
+      }
+      await store.runDue();
+    }
+    expect([store.isFilling, file.entries()]).toEqual([false, []]);
+    const filled = file.events.filter(({ kind }) => kind === "filled");
+    expect(filled.map((event) => ("text" in event ? event.text : "")).sort()).toEqual(
+      [A, B].map((url) => `${url} has everything now (${rows} changes)`),
+    );
+  },
+);
