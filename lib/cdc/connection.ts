@@ -3,6 +3,8 @@
  * of Turso's, the one that answers at once and the one that answers with promises.
  */
 
+import { systemTimers, type Timers } from "../base/clock.ts";
+
 /** A driver may answer at once or later. */
 export type MaybePromise<T> = T | Promise<T>;
 
@@ -37,6 +39,11 @@ async function release(statement: CdcStatement): Promise<void> {
   const either = statement as { finalize?(): unknown; close?(): unknown };
   if (typeof either.finalize === "function") either.finalize();
   else if (typeof either.close === "function") await either.close();
+}
+
+/** Lets others on this thread go on: drivers that answer at once never would. */
+export function breathe(timers: Timers = systemTimers): Promise<void> {
+  return new Promise((resolve) => timers.soon(resolve));
 }
 
 /** What one read transaction sees. A failure inside leaves no transaction open. */

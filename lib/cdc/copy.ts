@@ -6,7 +6,7 @@
  */
 import { quoteName } from "../base/sql-text.ts";
 import type { Batch, CdcValue } from "./change.ts";
-import { type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
+import { breathe, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import { textFrom } from "./record.ts";
 import type { SchemaColumn } from "./schema-digest.ts";
@@ -95,6 +95,7 @@ async function copyRows(
     }
     const last = rows.at(-1);
     if (last === undefined || rows.length < PAGE_ROWS) return;
+    await breathe();
     where = `WHERE ${rowid} > CAST(? AS INTEGER)`;
     after = [String(last["id"])];
   }
@@ -121,6 +122,7 @@ async function copyKeyedRows(
       spool.push({ kind: "put", table, rowid: null, values: readValues(row, columns) });
     }
     if (rows.length < KEYED_PAGE_ROWS) return;
+    await breathe();
   }
 }
 

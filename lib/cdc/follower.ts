@@ -13,6 +13,7 @@ import type { Random } from "../base/random.ts";
 import type { Batch } from "./change.ts";
 import { CdcError } from "./error.ts";
 import type { Replica } from "./replica.ts";
+import type { SpoolOptions } from "./spool.ts";
 import { followCdc, formatWatermark } from "./stream.ts";
 
 /** Three heartbeats: a connection that is silent for longer is dead, whatever the socket says. */
@@ -36,6 +37,8 @@ export interface FollowerOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
+  /** Where transactions are held that are too large for memory. */
+  readonly spool?: SpoolOptions;
   /** After each batch, and after each end with its reason (undefined: the source ended it). */
   onBatch?(batch: Batch): void;
   onEnd?(reason: string | undefined): void;
@@ -105,6 +108,7 @@ export class Follower {
     });
     try {
       await followCdc(replica, guarded, {
+        ...this.#options.spool,
         onBatch: (batch) => this.#applied(batch),
         onBeat: () => {
           this.#failures = 0;
@@ -158,8 +162,10 @@ export class Follower {
           return;
         }
         if (next.done === true) return;
-        watch();
+        // What is applied meanwhile is no silence.
+        silence();
         yield next.value;
+        watch();
       }
     } finally {
       silence();

@@ -4,6 +4,7 @@
  * everything the node and other programs write is logged by the file's triggers.
  */
 import { Database } from "bun:sqlite";
+import { dirname } from "node:path";
 import type { Clock, Timers } from "../base/clock.ts";
 import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
@@ -16,6 +17,8 @@ const BUSY_MS = 5;
 
 /** A stream ends so often, and its follower asks again from where it is: that is what is kept. */
 const STREAM_MS = 300_000;
+/** A frame is made at one go, while the node answers nobody. */
+const FRAME_BYTES_MAX = 1024 * 1024;
 const PRUNE_PAUSE_MS = 10_000;
 /** Rows whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
@@ -100,7 +103,8 @@ export class CdcService {
   stream(after: Watermark | null, name: string | null, once: boolean): ReadableStream<Uint8Array> {
     const { path, clock, timers } = this.#options;
     if (name !== null) this.#see(name, after);
-    const options = { lifeMs: STREAM_MS, once, clock, timers };
+    const limits = { lifeMs: STREAM_MS, once, frameBytesMax: FRAME_BYTES_MAX };
+    const options = { ...limits, folder: dirname(path), clock, timers };
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }
 

@@ -67,6 +67,7 @@ class StreamSource {
   #batches = 0;
   #connection: StreamConnection | undefined;
   #tailer: CdcTailer | undefined;
+  #pending: Promise<Batch | null> | undefined;
   #batch: Batch | undefined;
   #frames: Generator<Uint8Array> | undefined;
   #stopped = false;
@@ -120,7 +121,11 @@ class StreamSource {
     this.#endBatch();
     const beatAt = this.#clock.monotonicMs() + (this.#options.beatMs ?? BEAT_MS);
     while (!this.#stopped && !this.#isOver()) {
-      const batch = await this.#nextBatch();
+      // A large copy takes longer than a follower waits for a sign of life.
+      this.#pending ??= this.#nextBatch();
+      const batch = await this.#before(beatAt, this.#pending);
+      if (batch === "late") return encodeBeat();
+      this.#pending = undefined;
       if (batch !== null) {
         this.#batches++;
         this.#batch = batch;
@@ -131,6 +136,20 @@ class StreamSource {
       await this.#pause();
     }
     return undefined;
+  }
+
+  /** What was promised, or "late" where that takes longer. */
+  async #before<T>(atMs: number, promised: Promise<T>): Promise<T | "late"> {
+    const left = Math.max(0, atMs - this.#clock.monotonicMs());
+    let cancel = () => {};
+    const late = new Promise<"late">((resolve) => {
+      cancel = this.#timers.after(left, () => resolve("late"));
+    });
+    try {
+      return await Promise.race([promised, late]);
+    } finally {
+      cancel();
+    }
   }
 
   #isOver(): boolean {
@@ -181,6 +200,10 @@ class StreamSource {
   }
 
   async #release(): Promise<void> {
+    // What is being read uses the connection.
+    const unread = await this.#pending?.catch(() => null);
+    this.#pending = undefined;
+    unread?.close();
     this.#endBatch();
     this.#tailer?.close();
     const connection = this.#connection;

@@ -15,7 +15,7 @@
  *   T3  a log that is not the one the watermark was taken from yields an error, never a batch.
  */
 import type { Batch, CdcChange, Watermark } from "./change.ts";
-import { type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
+import { breathe, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import {
   COMMIT,
@@ -162,6 +162,7 @@ export class CdcTailer {
     while (true) {
       const row = this.#rows[this.#next];
       if (row === undefined) {
+        if (this.#rows.length >= PAGE_ROWS) await breathe();
         if (!(await this.#readPage())) return null;
         continue;
       }

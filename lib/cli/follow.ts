@@ -7,6 +7,7 @@
  * cannot be used; 2 for a wrong command line. A source that is away is waited for.
  */
 import { existsSync } from "node:fs";
+import { dirname } from "node:path";
 import { systemClock, systemTimers } from "../base/clock.ts";
 import { systemRandom } from "../base/random.ts";
 import { CdcError } from "../cdc/error.ts";
@@ -87,7 +88,7 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
     const token =
       words.flags.values.get("admin-token")?.[0] ?? runtime.env["HOOK_SYNC_ADMIN_TOKEN"];
     askDirectly(runtime.env);
-    return await followNode({ node, name, token, address, replica, runtime });
+    return await followNode({ node, name, token, address, copy: words.path, replica, runtime });
   } catch (error) {
     if (!(error instanceof Error) || (!(error instanceof CdcError) && !("code" in error)))
       throw error;
@@ -123,12 +124,14 @@ interface Following {
   readonly name: string | undefined;
   readonly token: string | undefined;
   readonly address: Address | undefined;
+  /** The copy's file. */
+  readonly copy: string;
   readonly replica: Replica;
   readonly runtime: Runtime;
 }
 
 async function followNode(following: Following): Promise<number> {
-  const { node, name, token, address, replica, runtime } = following;
+  const { node, name, token, address, copy, replica, runtime } = following;
   const { terminal } = runtime;
   const named = name === undefined ? "" : `name=${encodeURIComponent(name)}`;
   let told: string | undefined;
@@ -137,6 +140,7 @@ async function followNode(following: Following): Promise<number> {
     clock: systemClock,
     timers: systemTimers,
     random: systemRandom,
+    spool: { folder: dirname(copy) },
     connect: (query, signal) => {
       const parameters = [query, named].filter((part) => part !== "").join("&");
       return streamFrom({ node, path: `/cdc/stream?${parameters}`, token, signal });

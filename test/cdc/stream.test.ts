@@ -15,22 +15,28 @@ import { Follower, follow, type Turso, TursoSource } from "./support/turso-sourc
 
 const T = "CREATE TABLE t (k INTEGER PRIMARY KEY, v)";
 
-/** A clock that is moved by waiting, so that nothing waits for long. */
+/** A clock that is moved by waiting: the first timer that is due runs as soon as nothing else does. */
 function quickTime(): ServeOptions {
   let now = 0;
+  let waiting: { readonly atMs: number; readonly run: () => void }[] = [];
+  const runFirst = () => {
+    waiting.sort((a, b) => a.atMs - b.atMs);
+    const first = waiting.shift();
+    if (first === undefined) return;
+    now = Math.max(now, first.atMs);
+    first.run();
+  };
   return {
     pollMs: 20,
     beatMs: 60,
     clock: { nowMs: () => now, monotonicMs: () => now },
     timers: {
       after(delayMs, run) {
-        let cancelled = false;
-        setImmediate(() => {
-          now += delayMs;
-          if (!cancelled) run();
-        });
+        const timer = { atMs: now + delayMs, run };
+        waiting.push(timer);
+        setImmediate(runFirst);
         return () => {
-          cancelled = true;
+          waiting = waiting.filter((other) => other !== timer);
         };
       },
       soon: (run) => void setImmediate(run),
@@ -48,8 +54,14 @@ class Served {
   readonly #frames = new FrameReader();
   #events: FrameEvent[] = [];
 
-  constructor(source: TursoSource, after: Watermark | null, options: ServeOptions = quickTime()) {
+  constructor(
+    source: TursoSource,
+    after: Watermark | null,
+    options: ServeOptions = quickTime(),
+    other?: () => Promise<Turso>,
+  ) {
     const open = () => {
+      if (other !== undefined) return other();
       const connection = source.open();
       this.opened.push(connection);
       return connection;
@@ -96,6 +108,35 @@ describe("a stream", () => {
     const served = new Served(source, follower.replica.watermark());
     expect(await served.next()).toMatchObject({ batch: { after: 4n, commit: 6n } });
     await served.reader.cancel();
+  });
+
+  test("beats while a copy takes its time", async () => {
+    using source = await TursoSource.open();
+    let opened: (connection: Turso) => void = () => {};
+    const slow = new Promise<Turso>((resolve) => {
+      opened = resolve;
+    });
+    const served = new Served(source, null, quickTime(), () => slow);
+    expect(await served.next()).toEqual({ kind: "beat" });
+    expect(await served.next()).toEqual({ kind: "beat" });
+    opened(source.open());
+    expect(await served.next()).toMatchObject({ batch: { kind: "copy" } });
+    await served.reader.cancel();
+  });
+
+  test("ends after its life, between two batches", async () => {
+    using source = await TursoSource.open();
+    const served = new Served(source, null, { ...quickTime(), lifeMs: 50 });
+    expect(await served.next()).toMatchObject({ batch: { kind: "copy" } });
+    expect(await served.next()).toBeUndefined();
+    expect(served.opened.map(({ open }) => open)).toEqual([false]);
+  });
+
+  test("ends after the copy where no more is asked for", async () => {
+    using source = await TursoSource.open();
+    const served = new Served(source, null, { ...quickTime(), once: true });
+    expect(await served.next()).toMatchObject({ batch: { kind: "copy" } });
+    expect(await served.next()).toBeUndefined();
   });
 
   test("says why it ends, and ends", async () => {
