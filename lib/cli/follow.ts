@@ -13,7 +13,9 @@ import { systemRandom } from "../base/random.ts";
 import { CdcError } from "../cdc/error.ts";
 import { Follower, type FollowerStatus } from "../cdc/follower.ts";
 import { Replica } from "../cdc/replica.ts";
+import { createCopyApp } from "../http/copy-app.ts";
 import { streamFrom } from "../shipper/node-client.ts";
+import { CopyRows } from "../store/copy-rows.ts";
 import { type Command, EXIT_FAILED, EXIT_OK, type Runtime } from "./command.ts";
 import { DB_FLAG, readFileWords } from "./file-words.ts";
 import { askDirectly, type NodeFlag, readUrl, refuse, TOKEN_FLAG } from "./node-words.ts";
@@ -27,7 +29,7 @@ const NAME_FLAG: NodeFlag = {
 const LISTEN_FLAG: NodeFlag = {
   name: "listen",
   value: "ADDR",
-  help: "answer GET /health here: :9003, 127.0.0.1:9003",
+  help: "answer GET /health and GET /api/TABLE here, on this machine: :9003",
 };
 const FLAGS = [{ ...DB_FLAG, help: "the copy" }, NAME_FLAG, LISTEN_FLAG, TOKEN_FLAG];
 
@@ -157,7 +159,7 @@ async function followNode(following: Following): Promise<number> {
       told = reason;
     },
   });
-  const server = address === undefined ? undefined : serveHealth(address, node, replica, follower);
+  const server = address === undefined ? undefined : serveCopy(address, following, follower);
   const stop = () => follower.stop();
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
@@ -168,7 +170,7 @@ async function followNode(following: Following): Promise<number> {
   } finally {
     process.off("SIGTERM", stop);
     process.off("SIGINT", stop);
-    await server?.stop(true);
+    await server?.stop();
   }
 }
 
@@ -185,19 +187,25 @@ function readListen(text: string): Address | undefined {
   return { hostname: match[1] === undefined || match[1] === "" ? "127.0.0.1" : match[1], port };
 }
 
-function serveHealth(address: Address, source: string, replica: Replica, follower: Follower) {
-  return Bun.serve({
+function serveCopy(address: Address, following: Following, follower: Follower) {
+  const { node, copy, replica } = following;
+  const rows = new CopyRows(copy);
+  const server = Bun.serve({
     ...address,
-    routes: {
-      "/health": {
-        GET: () => Response.json(healthOf(source, replica, follower.status)),
-      },
-    },
-    fetch: () => Response.json({ error: "no such path; see /health" }, { status: 404 }),
+    fetch: createCopyApp({ rows, health: () => healthOf(node, replica, follower.status) }),
   });
+  const stop = async () => {
+    await server.stop(true);
+    rows.close();
+  };
+  return { url: server.url, stop };
 }
 
-function healthOf(source: string, replica: Replica, status: FollowerStatus): object {
+function healthOf(
+  source: string,
+  replica: Replica,
+  status: FollowerStatus,
+): Readonly<Record<string, unknown>> {
   const watermark = replica.watermark();
   return {
     ok: watermark !== null && (status.state === "following" || status.state === "connecting"),

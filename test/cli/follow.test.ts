@@ -107,6 +107,10 @@ describe("a node with --cdc", () => {
       });
       const said = (await (await fetch(health)).json()) as { ok: boolean; copies: number };
       expect(said).toMatchObject({ ok: true, copies: 1, state: "following", last_error: null });
+      const items = await (await fetch(health.replace("health", "api/items"))).json();
+      expect(items).toMatchObject([{ name: "a", extra: "\\x00ff" }]);
+      const refused = await fetch(health.replace("health", "api/items"), { ...post, body: "{}" });
+      expect(refused.status).toBe(405);
       const asked = (await (await fetch(`${url}/health`)).json()) as { followers: object[] };
       expect(asked.followers).toMatchObject([{ name: "copy1" }]);
       expect((await run(["status", "--node", url])).out).toContain("copy1");
