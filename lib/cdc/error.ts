@@ -3,6 +3,7 @@
  * question a follower asks of a failure is whether a new copy heals it: going on wrongly never does.
  */
 
+/** What a failure is; programs go by it. */
 export type CdcErrorCode =
   /** Bytes that are no record, image or frame: damaged on the way, or another format. */
   | "malformed"

@@ -30,6 +30,7 @@ export interface FollowerStatus {
   readonly lastError: string | null;
 }
 
+/** What a follower needs of the world around it. */
 export interface FollowerOptions {
   readonly replica: Replica;
   /** Opens the stream of a position (`formatWatermark`); throws where it cannot. */
@@ -62,6 +63,7 @@ export class Follower {
     this.#options = options;
   }
 
+  /** How it is now. */
   get status(): FollowerStatus {
     return {
       state: this.#state,
@@ -72,6 +74,7 @@ export class Follower {
     };
   }
 
+  /** Follows until it is stopped. */
   async run(): Promise<void> {
     while (!this.#isStopped) {
       const failure = await this.#follow();
@@ -84,6 +87,7 @@ export class Follower {
     this.#state = "stopped";
   }
 
+  /** Ends `run` at once; what is being applied is finished. */
   stop(): void {
     this.#isStopped = true;
     this.#abort.abort();

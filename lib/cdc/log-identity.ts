@@ -6,6 +6,7 @@ import type { Random } from "../base/random.ts";
 import { type CdcConnection, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 
+/** The name of a log. */
 export interface LogIdentity {
   readonly log: string;
   /** Whether the log began in a database without tables, so that it alone gives everything. */

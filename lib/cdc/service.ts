@@ -46,6 +46,7 @@ export interface NamedFollower {
   readonly seenMs: number;
 }
 
+/** Where the log is, and how much of it is kept. */
 export interface CdcServiceOptions {
   readonly path: string;
   /** What is older is deleted, whoever still needs it. */
@@ -56,6 +57,7 @@ export interface CdcServiceOptions {
   readonly random: Random;
 }
 
+/** The log of one node's file, from start to stop. */
 export class CdcService {
   readonly #options: CdcServiceOptions;
   readonly #db: Database;
@@ -108,6 +110,7 @@ export class CdcService {
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }
 
+  /** The named followers, by name. */
   followers(): readonly NamedFollower[] {
     const newest = Number(this.#capture.newest());
     return this.#db
@@ -120,6 +123,7 @@ export class CdcService {
       });
   }
 
+  /** Streams that are open keep their own connections until they end. */
   close(): void {
     this.#db.close();
   }

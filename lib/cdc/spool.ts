@@ -52,6 +52,7 @@ export class ChangeSpool implements Iterable<CdcChange> {
     return this.#file !== undefined;
   }
 
+  /** Adds one at the end. */
   push(change: CdcChange): void {
     assert(!this.#closed, "a change after the spool was closed");
     this.#count++;

@@ -22,6 +22,7 @@ export interface LoggedTable {
   readonly key: readonly string[];
 }
 
+/** The tables of the log. */
 export const CREATE_LOG_SQL = `
   CREATE TABLE _cdc (
     change_id INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -9,6 +9,7 @@ import { requireAdmin } from "./admin.ts";
 import type { Membership } from "./peer-routes.ts";
 import type { CopySource } from "./snapshot-routes.ts";
 
+/** The node's log, if it keeps one. */
 export interface CdcSource {
   /**
    * The stream that these parameters ask for; `once` for a copy and nothing more. Undefined where the
@@ -17,6 +18,7 @@ export interface CdcSource {
   stream(parameters: URLSearchParams, once: boolean): ReadableStream<Uint8Array> | undefined;
 }
 
+/** The routes of the log. */
 export function cdcRoutes(
   source: CdcSource,
   copies: Pick<CopySource, "keepOpen">,

@@ -9,6 +9,7 @@ import { answerError, errorAnswer, JSON_TYPE } from "./errors.ts";
 const LIMIT = 100;
 const LIMIT_MAX = 1_000;
 
+/** What a follower has to show. */
 export interface CopyAppOptions {
   readonly rows: Pick<CopyRows, "list" | "row">;
   /** How the follower is; `ok` and whatever else there is to say. */

@@ -62,6 +62,7 @@ export class CopyRows {
     return this.#db.query<{ json: string }, [string]>(sql).get(id)?.json;
   }
 
+  /** Gives the connection back. */
   close(): void {
     this.#db.close();
   }
