@@ -54,6 +54,8 @@ export interface RunningNode {
 
 /** DESIGN.md, "Stop": a peer that is down must not hold up a restart. */
 const DRAIN_MS_MAX = 2_000;
+/** It stands in /health and in the file. */
+const FOLLOWER_NAME_LENGTH_MAX = 128;
 /** How often a stopping node looks whether its last requests are answered. */
 const STOP_LOOK_MS = 5;
 
@@ -261,7 +263,12 @@ class Node implements RunningNode {
       stream: (parameters, once) => {
         try {
           const after = once ? null : parseWatermark(parameters);
-          return service.stream(after, parameters.get("name"), once);
+          const name = parameters.get("name");
+          if (name !== null && (name === "" || name.length > FOLLOWER_NAME_LENGTH_MAX)) {
+            const right = `expected 1 to ${FOLLOWER_NAME_LENGTH_MAX} characters`;
+            throw new RequestError(400, `name: ${right}`);
+          }
+          return service.stream(after, once ? null : name, once);
         } catch (error) {
           if (!(error instanceof CdcError)) throw error;
           throw new RequestError(400, error.message);

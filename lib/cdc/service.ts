@@ -128,18 +128,6 @@ export class CdcService {
     this.#db.close();
   }
 
-  /** Takes the log out of a file that was a source and is to be none any more. */
-  static remove(path: string): void {
-    const db = new Database(path);
-    try {
-      db.run(`PRAGMA busy_timeout = ${OPEN_BUSY_MS}`);
-      const kept = "SELECT 1 FROM sqlite_schema WHERE name = '_cdc'";
-      if (db.query(kept).get() !== null) SqliteCapture.remove(db);
-    } finally {
-      db.close();
-    }
-  }
-
   #see(name: string, after: Watermark | null): void {
     const position = after?.commit ?? this.#capture.newest();
     const { n } = this.#db

@@ -20,6 +20,8 @@ const MESH_TABLES: ReadonlySet<string> = new Set([
   "_peer_state",
 ]);
 
+const NODE_TRIGGER = /\b_changes\b|\/\* hook-sync \*\//;
+
 /** Those of `objects` that are followed. `virtual` has the names that VIRTUAL_SQL gave. */
 export function followedObjects<T extends SchemaObject>(
   objects: readonly T[],
@@ -34,7 +36,7 @@ export function followedObjects<T extends SchemaObject>(
   };
   return objects.filter((object) => {
     if (!isFollowed(object) || isLeft(object.name) || isLeft(object.tbl_name)) return false;
-    // A node's capture triggers, of whichever make: they write the log between nodes.
-    return !(isNode && object.type === "trigger" && /\b_changes\b/.test(object.sql!));
+    // A node's capture triggers, of whichever make: they serve the log between nodes.
+    return !(isNode && object.type === "trigger" && NODE_TRIGGER.test(object.sql!));
   });
 }

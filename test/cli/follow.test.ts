@@ -104,6 +104,7 @@ describe("a node with --cdc", () => {
         expect(db.query("SELECT name FROM sqlite_schema WHERE name = '_changes'").all()).toEqual(
           [],
         );
+        expect(db.query("SELECT name FROM _cdc_trigger").all()).toEqual([]);
       });
       const said = (await (await fetch(health)).json()) as { ok: boolean; copies: number };
       expect(said).toMatchObject({ ok: true, copies: 1, state: "following", last_error: null });
@@ -196,6 +197,7 @@ describe("a node with --cdc", () => {
       const snapshot = await (await fetch(`${url}/cdc/snapshot`)).bytes();
       expect(new TextDecoder().decode(snapshot)).toContain('"kind":"copy"');
       expect((await fetch(`${url}/cdc/stream?log=x`)).status).toBe(400);
+      expect((await fetch(`${url}/cdc/stream?name=${"x".repeat(129)}`)).status).toBe(400);
       const forwarded = { headers: { "x-forwarded-for": "10.0.0.1" } };
       expect((await fetch(`${url}/cdc/stream`, forwarded)).status).toBe(403);
     },
