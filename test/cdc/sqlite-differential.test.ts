@@ -20,7 +20,7 @@ import { PAIR_SQL } from "./support/workload.ts";
 
 const ROUNDS = 4;
 const STEPS = 30;
-const WAIT_MS = 120_000;
+const WAIT_MS = 300_000;
 
 const one = Bun.env["SEED"];
 const count = Number(Bun.env["SEEDS"] ?? 20);
