@@ -453,6 +453,7 @@ class Node implements RunningNode {
   async stop(): Promise<void> {
     if (this.#isStopping) return;
     const store = this.#store!;
+    this.#cdc?.end();
     // No new connections; what is being answered is finished. Kept connections may stay open for ever.
     void this.#server!.stop(false);
     const untilMs = this.#options.clock.monotonicMs() + DRAIN_MS_MAX;

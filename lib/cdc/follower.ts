@@ -56,6 +56,7 @@ export class Follower {
   #failures = 0;
   #wantsCopy = false;
   #isStopped = false;
+  #isHeard = false;
   #abort = new AbortController();
   #wake: (() => void) | undefined;
 
@@ -107,6 +108,7 @@ export class Follower {
     }
     if (from !== null) this.#state = "following";
     let networkFailure: Error | undefined;
+    this.#isHeard = false;
     const guarded = this.#guard(chunks, (error) => {
       networkFailure ??= error;
     });
@@ -115,10 +117,14 @@ export class Follower {
         ...this.#options.spool,
         onBatch: (batch) => this.#applied(batch),
         onBeat: () => {
+          this.#isHeard = true;
           this.#failures = 0;
           this.#lagMs = 0;
         },
       });
+      // Something that is no source, or none any more: asking at once again would go on for ever.
+      if (networkFailure === undefined && !this.#isHeard)
+        return new Error("it ended without a word");
       return networkFailure;
     } catch (error) {
       if (networkFailure !== undefined) return networkFailure;
@@ -130,6 +136,7 @@ export class Follower {
   }
 
   #applied(batch: Batch): void {
+    this.#isHeard = true;
     this.#state = "following";
     this.#wantsCopy = false;
     if (batch.kind === "copy") this.#copies++;

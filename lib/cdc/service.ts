@@ -62,6 +62,7 @@ export class CdcService {
   readonly #options: CdcServiceOptions;
   readonly #db: Database;
   readonly #capture: SqliteCapture;
+  readonly #ending = new AbortController();
   #pruneAtMs = 0;
   #isPruning = false;
 
@@ -106,7 +107,8 @@ export class CdcService {
     const { path, clock, timers } = this.#options;
     if (name !== null) this.#see(name, after);
     const limits = { lifeMs: STREAM_MS, once, frameBytesMax: FRAME_BYTES_MAX };
-    const options = { ...limits, folder: dirname(path), clock, timers };
+    const { signal } = this.#ending;
+    const options = { ...limits, folder: dirname(path), clock, timers, signal };
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }
 
@@ -121,6 +123,11 @@ export class CdcService {
       .map(({ name, position, seen_ms: seenMs }) => {
         return { name, position, behind: Math.max(0, newest - position), seenMs };
       });
+  }
+
+  /** Ends the streams between two batches: their followers ask again when the node is back. */
+  end(): void {
+    this.#ending.abort();
   }
 
   /** Streams that are open keep their own connections until they end. */

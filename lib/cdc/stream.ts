@@ -30,6 +30,8 @@ export interface ServeOptions extends FrameOptions {
   readonly beatMs?: number;
   /** Ends the stream between two batches after this time, so that followers say where they are. */
   readonly lifeMs?: number;
+  /** Ends it between two batches as soon as it is aborted: the source goes away. */
+  readonly signal?: AbortSignal;
   /** Ends it after the first batch: a copy and nothing else. */
   readonly once?: boolean;
   readonly clock?: Clock;
@@ -154,6 +156,7 @@ class StreamSource {
 
   #isOver(): boolean {
     if (this.#options.once === true && this.#batches > 0) return true;
+    if (this.#options.signal?.aborted === true) return true;
     return this.#clock.monotonicMs() >= this.#untilMs;
   }
 

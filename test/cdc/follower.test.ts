@@ -85,6 +85,12 @@ describe("a follower", () => {
     expect(ends).toEqual(["refused", "refused", undefined, "refused"]);
   });
 
+  test("waits where somebody answers with nothing at all", async () => {
+    const { pauses, ends } = await play([[], []]);
+    expect(pauses).toEqual([50, 100]);
+    expect(ends).toEqual(["it ended without a word", "it ended without a word"]);
+  });
+
   test("that lost its connection in the middle asks again from its watermark", async () => {
     const [cut] = bytes(batch(5n, 7n, [row(2n)]));
     const { asked } = await play([

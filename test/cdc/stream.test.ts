@@ -132,6 +132,15 @@ describe("a stream", () => {
     expect(served.opened.map(({ open }) => open)).toEqual([false]);
   });
 
+  test("ends when its source goes away, between two batches", async () => {
+    using source = await TursoSource.open();
+    const ending = new AbortController();
+    const served = new Served(source, null, { ...quickTime(), signal: ending.signal });
+    expect(await served.next()).toMatchObject({ batch: { kind: "copy" } });
+    ending.abort();
+    expect(await served.next()).toBeUndefined();
+  });
+
   test("ends after the copy where no more is asked for", async () => {
     using source = await TursoSource.open();
     const served = new Served(source, null, { ...quickTime(), once: true });
