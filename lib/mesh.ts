@@ -107,6 +107,7 @@ export class Mesh implements Membership {
   #healthReadMs = 0;
   #lookedMs = 0;
   #restarting: Promise<void> = Promise.resolve();
+  #changing: Promise<void> = Promise.resolve();
 
   constructor(options: MeshOptions) {
     this.#options = options;
@@ -585,7 +586,21 @@ export class Mesh implements Membership {
   }
 
   /** At once, so that shipping starts anew once. Returns those that were no peers before. */
-  async #addAll(asked: readonly string[]): Promise<string[]> {
+  #addAll(asked: readonly string[]): Promise<string[]> {
+    return this.#inTurn(() => this.#addNow(asked));
+  }
+
+  /** Changes of the peers begin with what the one before left: several may be asked for at once. */
+  #inTurn<T>(change: () => Promise<T>): Promise<T> {
+    const done = this.#changing.then(change);
+    this.#changing = done.then(
+      () => undefined,
+      () => undefined,
+    );
+    return done;
+  }
+
+  async #addNow(asked: readonly string[]): Promise<string[]> {
     const { config } = this.#options;
     const self = asked.find(
       (url) => url === config.nodeUrl || isOwnAddress(url, { ...config.listen, hosts: [] }),
@@ -604,7 +619,11 @@ export class Mesh implements Membership {
     return urls;
   }
 
-  async remove(url: string): Promise<boolean> {
+  remove(url: string): Promise<boolean> {
+    return this.#inTurn(() => this.#removeNow(url));
+  }
+
+  async #removeNow(url: string): Promise<boolean> {
     if (!this.#urls().includes(url)) return false;
     const kept = this.#kept();
     const isConfigured = this.#options.config.peers.includes(url);

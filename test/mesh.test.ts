@@ -157,3 +157,10 @@ test("a node of another make that ships here for the first time is a reason to c
   mesh.heard(undefined, "node");
   expect(doubts).toBe(2);
 });
+
+test("changes of the peers that are asked for at once all count, in their order", async () => {
+  start();
+  const [b, c] = ["http://b:1", "http://c:1"];
+  await Promise.all([mesh.add(b), mesh.add(c), mesh.remove(A), mesh.remove(b), mesh.add(b)]);
+  expect(mesh.urls).toEqual([c, b]);
+});

@@ -632,7 +632,12 @@ export class Store {
   async #fillOn(): Promise<void> {
     let moreRemains = this.#isFilling;
     while (moreRemains) {
-      moreRemains = await this.queue.run("apply", (transaction) => this.#advanceFills(transaction));
+      moreRemains = await this.queue.run("apply", (transaction) => {
+        const isMore = this.#advanceFills(transaction);
+        // What went may have been all that somebody lacked.
+        this.#prune(this.queue.isBusy);
+        return isMore;
+      });
     }
   }
 

@@ -51,6 +51,7 @@ test("the world in the way: one line with what to do, exit 1", async () => {
 test("with --log json every line of both streams is an object", async () => {
   const failed = await run([...ARGV, "--log", "json"], fake("port-in-use"));
   expect(JSON.parse(failed.err)).toEqual({
+    time: expect.stringMatching(/^\d{4}-\d\d-\d\dT[\d:.]+Z$/),
     level: "error",
     message: "port 9001 is in use",
     code: "port-in-use",

@@ -110,7 +110,7 @@ async function take(
 ): Promise<void> {
   const { time } = hostile.node;
   time.ms += step.pauseMs;
-  for (const { node } of [hostile, clean]) await node.tick();
+  for (const each of [hostile, clean]) await each.runDue();
   const verdict = oracle.judge(step.body, step.sender === "ours");
   const before = hostile.state();
   const logged = hostile.lastChangeId();
@@ -367,6 +367,13 @@ class FuzzNode {
       throw new Finding(`${response.status}: ${Bun.inspect(this.#reported[0])}`);
     }
     return { status: response.status, json: await response.json() };
+  }
+
+  /** All of it: of what is due at once only so much is done in one go. */
+  async runDue(): Promise<void> {
+    const { time, store } = this.node;
+    do await this.node.tick();
+    while ((store.healing.nextDueMs() ?? Number.POSITIVE_INFINITY) <= time.ms);
   }
 
   state(): unknown {

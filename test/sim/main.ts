@@ -111,7 +111,7 @@ async function main(): Promise<number> {
   }
   const seconds = (performance.now() - startedMs) / 1_000;
   console.log(
-    `\n${done} seeds in ${seconds.toFixed(1)} s (${((1_000 * seconds) / done).toFixed(1)} ms each), ` +
+    `\n${done} seeds in ${seconds.toFixed(1)} s (${(done / seconds).toFixed(1)} a second), ` +
       `${writes} writes, ${deliveries} batches delivered; the slowest fleet was equal after ${(slowestMs / 1_000).toFixed(0)} s`,
   );
   console.log("faults injected:");

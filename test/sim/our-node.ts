@@ -77,14 +77,23 @@ export type CrashPoint =
   /** While the file is being opened, after the next start. */
   | "while-opening";
 
+/** What a file says of a peer. */
+interface PeerStanding {
+  readonly dbId: string | null;
+  /** What it acknowledged last. */
+  readonly prev: number;
+  /** It is being filled, and has taken nothing of that yet. */
+  readonly isFillAhead: boolean;
+}
+
 /** What a file says of its node and of others. */
 export interface Standing {
   readonly dbId: string | undefined;
   readonly newest: number;
   /** By sender's file, the largest batch committed. */
   readonly marks: ReadonlyMap<string, number>;
-  /** What peers' files acknowledged. */
-  readonly peers: ReadonlyMap<string, { readonly dbId: string | null; readonly prev: number }>;
+  /** By URL. */
+  readonly peers: ReadonlyMap<string, PeerStanding>;
 }
 
 /** A file as it was at some moment, and what its node had promised by then. */
@@ -274,15 +283,21 @@ export class OurNode implements Machine {
       )
       .all();
     const peers = db
-      .query<{ url: string; dbId: string | null; prev: number | null }, []>(
-        "SELECT peer_url AS url, db_id AS dbId, prev FROM _peer_state",
+      .query<PeerStanding & { url: string; made: number | null; left: number }, []>(
+        `SELECT peer_url AS url, db_id AS dbId, coalesce(prev, 0) AS prev, fill ->> 'entries' AS made,
+           (SELECT count(*) FROM _changes WHERE only_for = peer_url) AS left
+         FROM _peer_state`,
       )
       .all();
     return {
       dbId: isOwn ? settings.get("db_id") : undefined,
       newest: this.newestChange,
       marks: new Map(marks.map(({ db: of, through }) => [of, through])),
-      peers: new Map(peers.map(({ url, dbId, prev }) => [url, { dbId, prev: prev ?? 0 }])),
+      peers: new Map(
+        peers.map(({ url, dbId, prev, made, left }) => {
+          return [url, { dbId, prev, isFillAhead: made !== null && made === left }];
+        }),
+      ),
     };
   }
 

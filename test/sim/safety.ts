@@ -35,8 +35,8 @@ interface NodeRecord {
   writtenMs: number;
   /** X7: it came back with another file than peers had known it by. */
   hasOtherFile: boolean;
-  /** X8: whom it has to fill. */
-  readonly owes: Set<OurNode>;
+  /** X8: whom it has to fill, and whether only that one's own log can tell. */
+  readonly owes: Map<OurNode, "by its log" | "by what is known">;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -84,7 +84,7 @@ export class Safety {
         refused: new Map(),
         writtenMs: Number.NEGATIVE_INFINITY,
         hasOtherFile: false,
-        owes: new Set(),
+        owes: new Map(),
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -162,9 +162,10 @@ export class Safety {
       const known = theirs.peers.get(node.url);
       if (known === undefined || known.dbId === null || theirs.dbId === undefined) continue;
       const isOther = known.dbId !== file.dbId;
-      const hasLost = known.prev > (file.marks.get(theirs.dbId) ?? 0);
+      const hasLost = !known.isFillAhead && known.prev > (file.marks.get(theirs.dbId) ?? 0);
       const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
-      if (isOther || hasLost || isBehind) this.#of(other).owes.add(node);
+      if (isOther || hasLost) this.#of(other).owes.set(node, "by what is known");
+      else if (isBehind) this.#of(other).owes.set(node, "by its log");
     }
     // It remembers nothing of what it owed.
     this.#of(node).owes.clear();
@@ -172,7 +173,7 @@ export class Safety {
 
   /** X8, in the end. */
   checkOwed(node: OurNode): void {
-    for (const peer of this.#of(node).owes) {
+    for (const peer of this.#of(node).owes.keys()) {
       throw new Finding(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
     }
   }
@@ -180,6 +181,10 @@ export class Safety {
   /** X7 */
   filling(node: OurNode, peer: OurNode | undefined, reason: string): void {
     if (peer) this.#of(node).owes.delete(peer);
+    // The entries of a fill take the places of those that a restored log lost: nobody can tell any more.
+    for (const { owes } of this.#records.values()) {
+      if (owes.get(node) === "by its log") owes.delete(node);
+    }
     if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
     this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
   }

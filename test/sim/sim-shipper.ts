@@ -81,6 +81,8 @@ export class SimShipper implements ShipperHandle {
 
   drain(withinMs: number): Promise<number> {
     return new Promise((resolve) => {
+      // As in the real one: it may have been ended meanwhile.
+      this.#options.timers.after(withinMs + MESSAGE_MS_MAX, () => resolve(0));
       this.#onDrained = resolve;
       this.#tell(() => this.#shipper.drain(withinMs));
     });

@@ -43,6 +43,27 @@ test("one that begins again leaves nothing in the log of the one before", async 
   expect(file.entries()).toEqual([]);
 });
 
+test("what everybody has leaves the log with the last of a fill, also while the node is busy", async () => {
+  await using file = await opened();
+  const more = Array.from({ length: 700 }, (_, n) => `('more${n}', 0, ${T})`).join(", ");
+  file.write(`INSERT INTO notes VALUES ${more}; DELETE FROM _changes`);
+  await file.settle();
+  await file.store.queue.run("local", () => {
+    file.store.db.run("INSERT INTO notes(id) VALUES ('new')");
+  });
+  await file.settle();
+  const written = file.store.settledThrough;
+  await file.store.fill(B, "asked for");
+  await file.store.runDue();
+  await file.store.recordMoves([
+    { peer: A, through: written },
+    { peer: B, through: file.store.settledThrough },
+  ]);
+  await file.store.runDue();
+  expect(file.store.queue.isBusy).toBe(true);
+  expect(file.entries()).toEqual([]);
+});
+
 test("from its beginning nothing that the peer acknowledged is relied on", async () => {
   await using file = await opened();
   await file.store.recordMoves([{ peer: B, through: 0, ackedBatchId: 7 }]);
