@@ -33,6 +33,7 @@ import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
 const PRUNE_ROWS_MAX = 5_000;
 
 const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
+const ENDING_TRIGGER = /\braise\s*\(\s*(?:ignore|fail)\b/i;
 const UNIQUE_INDEX = /^\s*CREATE\s+UNIQUE\b/i;
 
 interface Known extends SchemaObject {
@@ -163,28 +164,23 @@ export class SqliteCapture {
     );
     const fates = new Map<string, Fate>();
     const wasVacuumed = this.#wasVacuumed();
-    const doubtful = this.#doubtfulKeys(current, known);
+    const isRemade = this.#unexplained(current, known) >= 2;
+    const doubtful = doubtfulKeys(current, known, isRemade);
+    const unlogged = unloggedTables(current, known, isRemade);
     for (const [name, table] of current.tables) {
       const fate = this.#fateOf(table, current, before.get(name), wasVacuumed);
       const stood = fate === "same" || fate === "column-added";
-      fates.set(name, stood && doubtful.has(name) && this.#isTouched(name) ? "rebuilt" : fate);
+      const isDoubtful = unlogged.has(name) || (doubtful.has(name) && this.#isTouched(name));
+      fates.set(name, stood && isDoubtful ? "rebuilt" : fate);
     }
     return fates;
   }
 
-  /**
-   * Tables of which a UNIQUE index was not there for a while. What was written then is in the log
-   * before the index goes: on a follower that still has it, such a row throws out another.
-   */
-  #doubtfulKeys(current: Current, known: readonly Known[]): ReadonlySet<string> {
-    const unique = known.filter(({ type, sql }) => type === "index" && UNIQUE_INDEX.test(sql));
-    const gone = unique.filter((index) => !isUnchanged(index, current));
-    // One that was dropped and made anew left two more versions than there are differences.
+  /** Versions of the schema that no difference tells of: what was dropped and made anew leaves two. */
+  #unexplained(current: Current, known: readonly Known[]): number {
     const changed = known.filter((object) => !isUnchanged(object, current)).length;
     const appeared = current.objects.filter((object) => !isKnown(object, known)).length;
-    const versions = this.#schemaVersion() - this.#state().schema_version;
-    const doubtful = versions - changed - appeared >= 2 ? unique : gone;
-    return new Set(doubtful.map((index) => index.tbl_name));
+    return this.#schemaVersion() - this.#state().schema_version - changed - appeared;
   }
 
   #isTouched(table: string): boolean {
@@ -406,6 +402,36 @@ function isUnchanged(object: Known, current: Current): boolean {
   return current.objects.some(
     ({ type, name, sql }) => type === object.type && name === object.name && sql === object.sql,
   );
+}
+
+/**
+ * Tables of which a UNIQUE index was not there for a while. What was written then is in the log before
+ * the index goes: on a follower that still has it, such a row throws out another.
+ */
+function doubtfulKeys(
+  current: Current,
+  known: readonly Known[],
+  isRemade: boolean,
+): ReadonlySet<string> {
+  const unique = known.filter(({ type, sql }) => type === "index" && UNIQUE_INDEX.test(sql));
+  const gone = unique.filter((index) => !isUnchanged(index, current));
+  return new Set((isRemade ? unique : gone).map((index) => index.tbl_name));
+}
+
+/**
+ * Tables with a trigger that ends a write and keeps it, and that is newer than ours: it runs first,
+ * and what it ended was not logged.
+ */
+function unloggedTables(
+  current: Current,
+  known: readonly Known[],
+  isRemade: boolean,
+): ReadonlySet<string> {
+  const ending = current.objects.filter(
+    ({ type, sql }) => type === "trigger" && ENDING_TRIGGER.test(sql!),
+  );
+  const newer = isRemade ? ending : ending.filter((trigger) => !isKnown(trigger, known));
+  return new Set(newer.map((trigger) => trigger.tbl_name));
 }
 
 function isKnown(object: SchemaObject, known: readonly Known[]): boolean {
