@@ -53,6 +53,8 @@ interface Current {
 /** The log of one file. The connection is one that may write; it is not closed here. */
 export class SqliteCapture {
   readonly #db: Database;
+  /** Up to where the log was certainly written under the schema that is recorded. */
+  #fittingTo: bigint | undefined;
 
   private constructor(db: Database) {
     this.#db = db;
@@ -73,12 +75,19 @@ export class SqliteCapture {
 
   /** Puts what happened to the schema into the log; true when there was something. */
   settle(): boolean {
-    if (this.isSettled) return false;
-    return this.#transaction(() => {
+    // In this order: what is logged by now was logged under the schema that is looked at next.
+    const newest = this.newest();
+    if (this.isSettled) {
+      this.#fittingTo = newest;
+      return false;
+    }
+    const isChanged = this.#transaction(() => {
       if (this.isSettled) return false;
       this.#settleInside();
       return true;
     });
+    this.#fittingTo = undefined;
+    return isChanged;
   }
 
   /** The newest change id, 0 for an empty log. */
@@ -183,11 +192,16 @@ export class SqliteCapture {
     return this.#schemaVersion() - this.#state().schema_version - changed - appeared;
   }
 
+  /** What is logged behind it may have been written after the schema was altered. */
+  #since(): number {
+    return Math.max(Number(this.#fittingTo ?? 0), this.#state().settled);
+  }
+
   #isTouched(table: string): boolean {
     return (
       this.#db
         .query("SELECT 1 FROM _cdc WHERE change_id > ? AND table_name = ? LIMIT 1")
-        .get(this.#state().settled, table) !== null
+        .get(this.#since(), table) !== null
     );
   }
 
@@ -260,7 +274,7 @@ export class SqliteCapture {
         const definition = addedColumn(before, table, sql!);
         this.#logStatement(`ALTER TABLE ${quoteName(table.name)} ADD COLUMN ${definition}`);
         // Logged by triggers that did not know the column.
-        this.#db.run(logAllRowsSql(table, this.#state().settled));
+        this.#db.run(logAllRowsSql(table, this.#since()));
         return;
       }
       case "new":
@@ -405,17 +419,19 @@ function isUnchanged(object: Known, current: Current): boolean {
 }
 
 /**
- * Tables of which a UNIQUE index was not there for a while. What was written then is in the log before
- * the index goes: on a follower that still has it, such a row throws out another.
+ * Tables whose UNIQUE indexes were not the same all the while. In the log what was written comes before
+ * an index goes or comes: on a follower that still has one, a row throws out another that stayed; on
+ * one that has it not yet, a row stays that REPLACE threw out.
  */
 function doubtfulKeys(
   current: Current,
   known: readonly Known[],
   isRemade: boolean,
 ): ReadonlySet<string> {
-  const unique = known.filter(({ type, sql }) => type === "index" && UNIQUE_INDEX.test(sql));
-  const gone = unique.filter((index) => !isUnchanged(index, current));
-  return new Set((isRemade ? unique : gone).map((index) => index.tbl_name));
+  const isUnique = ({ type, sql }: SchemaObject) => type === "index" && UNIQUE_INDEX.test(sql!);
+  const gone = known.filter((index) => isRemade || !isUnchanged(index, current));
+  const come = current.objects.filter((index) => !isKnown(index, known));
+  return new Set([...gone, ...come].filter(isUnique).map((index) => index.tbl_name));
 }
 
 /**
