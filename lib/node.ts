@@ -84,6 +84,8 @@ class Node implements RunningNode {
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
   /** Why the node is not healthy, by what is wrong; and what a person should look at. */
   readonly #reasons = new Map<string, string>();
+  /** Something happened while the file was opened that calls for a comparison. */
+  #isInDoubt = false;
   /** What the last tick failed with. */
   #backgroundError = "";
   readonly #warnings = new Map<string, string>();
@@ -202,6 +204,7 @@ class Node implements RunningNode {
       timers: this.#timers,
       random,
     });
+    if (this.#isInDoubt) this.#verifier.soon();
     const receiver = new Receiver(store, (identity, nodeId) => mesh.heard(identity, nodeId));
     const app = createApp({
       queue: store.queue,
@@ -311,6 +314,7 @@ class Node implements RunningNode {
 
   #onStoreEvent(event: SettleEvent | ApplyEvent | FillEvent): void {
     const { log } = this.#options;
+    if ("isDoubtful" in event && event.isDoubtful) this.#doubt();
     switch (event.kind) {
       case "parked":
       case "left-out": {
@@ -354,6 +358,12 @@ class Node implements RunningNode {
       default:
         log.info(`${event.table}: ${event.text}`);
     }
+  }
+
+  /** Nodes may be different now: they are compared as soon as this one can. */
+  #doubt(): void {
+    this.#isInDoubt = this.#verifier === undefined;
+    this.#verifier?.soon();
   }
 
   // ── By itself ───────────────────────────────────────────────────────────────────────────────

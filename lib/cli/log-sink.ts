@@ -15,7 +15,11 @@ export interface LineStream {
 /** Some minutes of an ordinary log. */
 const WAITING_BYTES_MAX = 1024 * 1024;
 
-export function logSink(stream: LineStream): (line: string) => void {
+/** `onFailure` hears of what cannot be written. */
+export function logSink(
+  stream: LineStream,
+  onFailure: (error: Error) => void = () => {},
+): (line: string) => void {
   let waitingBytes = 0;
   let dropped = 0;
   stream.on("drain", () => {
@@ -25,8 +29,8 @@ export function logSink(stream: LineStream): (line: string) => void {
     dropped = 0;
     if (!stream.write(text)) waitingBytes = text.length;
   });
-  // A reader that has gone (EPIPE) is no reason to end; later lines fail in the same way.
-  stream.on("error", () => {});
+  // A reader that has gone (EPIPE) or a full disk is no reason to end; later lines fail in the same way.
+  stream.on("error", onFailure);
 
   return (line) => {
     if (waitingBytes > WAITING_BYTES_MAX) {

@@ -90,7 +90,7 @@ export async function runNode(
     await terminal.err(failureText(error, config));
     return EXIT_FAILED;
   }
-  await terminal.out(summaryText(node.summary, config));
+  tellStart(summaryText(node.summary, config), log);
 
   const signal = await stopAsked;
   log.info("stopping", { signal });
@@ -139,6 +139,14 @@ function endOnOurMistakes(log: Logger): void {
   process.on("unhandledRejection", end);
 }
 
+/** The node runs whether or not anybody can read this. */
+function tellStart(lines: string, log: Logger): void {
+  const write = logSink(process.stdout, (error) =>
+    log.warn("standard output cannot be written", { error }),
+  );
+  write(lines);
+}
+
 /** As in the lines of the log, which these stand among. */
 function now(): string {
   return new Date(systemClock.nowMs()).toISOString();
@@ -153,9 +161,9 @@ function failureText(error: HookSyncError, config: Config): string {
 }
 
 function summaryText(summary: readonly string[], config: Config): string {
-  if (config.logFormat === "text") return summary.map((line) => `${line}\n`).join("");
+  if (config.logFormat === "text") return summary.join("\n");
   const time = now();
-  return summary.map((message) => `${JSON.stringify({ time, level: "info", message })}\n`).join("");
+  return summary.map((message) => JSON.stringify({ time, level: "info", message })).join("\n");
 }
 
 function readText(path: string): string {

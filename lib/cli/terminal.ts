@@ -12,7 +12,8 @@ export interface Terminal {
 
 export const systemTerminal: Terminal = {
   out: (text) => write(Bun.stdout, text),
-  err: (text) => write(Bun.stderr, text),
+  // Not even that it failed can be told: the exit code says what went wrong.
+  err: (text) => write(Bun.stderr, text).catch(() => {}),
 };
 
 async function write(file: Bun.BunFile, text: string): Promise<void> {

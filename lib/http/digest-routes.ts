@@ -21,6 +21,7 @@ import type { RangeBuckets, RangeKeys, TableSummary } from "../store/digester.ts
 import type { SyncedTable } from "../store/schema.ts";
 import { readJson } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
+import { searchParams } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
 
 export type DigestReply =
@@ -109,7 +110,7 @@ export function digestRoutes(options: DigestRoutesOptions): Hono {
 
   return new Hono()
     .get("/sync/digest", async (c) => {
-      const query = new URL(c.req.raw.url).searchParams;
+      const query = searchParams(c.req.raw);
       const snapshot = query.get("snapshot");
       if (query.has("from") || query.has("to")) {
         if (snapshot === null)

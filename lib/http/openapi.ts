@@ -225,28 +225,39 @@ function madeColumns(table: SyncedTable): Set<Column> {
   );
 }
 
-const FORMS: Readonly<Record<ColumnKind, JsonObject>> = {
-  integer: { type: ["integer", "null"], format: "int64" },
-  real: { type: ["number", "null"], format: "double" },
-  text: { type: ["string", "null"] },
-  numeric: { type: ["number", "string", "null"] },
+interface Form {
+  /** Besides null. */
+  readonly type: readonly string[];
+  readonly [member: string]: Json;
+}
+
+const FORMS: Readonly<Record<ColumnKind, Form>> = {
+  integer: { type: ["integer"], format: "int64" },
+  real: { type: ["number"], format: "double" },
+  text: { type: ["string"] },
+  numeric: { type: ["number", "string"] },
   blob: {
-    type: ["string", "null"],
+    type: ["string"],
     pattern: "^\\\\x([0-9a-fA-F]{2})*$",
     description: "A BLOB as \\x and hex digits.",
   },
   any: {
-    type: ["number", "string", "null"],
+    type: ["number", "string"],
     description: "Any value; a BLOB is \\x and hex digits.",
   },
 };
 
+const BOOLEAN_FORM: Form = {
+  type: ["boolean", "number", "string"],
+  description: "Answered as 1 or 0.",
+};
+
 function columnSchema(table: SyncedTable, column: Column): JsonObject {
-  const form = { ...FORMS[columnKind(column)] };
-  if (isBoolean(column)) {
-    return { type: ["boolean", "number", "string", "null"], description: "Answered as 1 or 0." };
-  }
-  return madeColumns(table).has(column) ? { ...form, readOnly: true } : form;
+  const form = isBoolean(column) ? BOOLEAN_FORM : FORMS[columnKind(column)];
+  // Rows whose id is NULL stay out, whatever the table allows.
+  const isNullable = !column.notNull && column !== table.id;
+  const readOnly = madeColumns(table).has(column) ? { readOnly: true } : {};
+  return { ...form, type: isNullable ? [...form.type, "null"] : form.type, ...readOnly };
 }
 
 function fixedPaths(): [string, JsonObject][] {

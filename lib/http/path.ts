@@ -1,6 +1,7 @@
 /**
  * Paths as they were sent. A framework's own decoding passes malformed escapes on as they are and
- * decodes some of them twice, so that an id with a percent sign would name another row.
+ * decodes some of them twice, so that an id with a percent sign would name another row; and it takes
+ * the first segment for a host where a request has none.
  */
 import { RequestError } from "../base/errors.ts";
 
@@ -8,7 +9,7 @@ const SLASH = 47;
 
 /** The path without query, still escaped; one trailing slash means the same as none. */
 export function rawPath(request: Request): string {
-  const { url } = request;
+  const url = address(request);
   const start = url.indexOf("/", url.indexOf("://") + 3);
   if (start < 0) return "/";
   const query = url.indexOf("?", start);
@@ -18,6 +19,18 @@ export function rawPath(request: Request): string {
   if (query >= 0 && query < end) end = query;
   if (end > start + 1 && url.charCodeAt(end - 1) === SLASH) end--;
   return url.slice(start, end);
+}
+
+/** What stands behind the question mark. */
+export function searchParams(request: Request): URLSearchParams {
+  const [url = ""] = address(request).split("#", 1);
+  const start = url.indexOf("?");
+  return new URLSearchParams(start < 0 ? "" : url.slice(start + 1));
+}
+
+/** Without a usable Host (HTTP/1.0 needs none) a request has only the path for its address. */
+function address({ url }: Request): string {
+  return url.charCodeAt(0) === SLASH ? new URL(`http://node${url}`).href : url;
 }
 
 /** One segment of a path, decoded: of `/api/items/x` number 1 is `items`. */

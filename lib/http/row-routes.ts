@@ -11,7 +11,7 @@ import type { SyncedTable } from "../store/schema.ts";
 import type { Later, WriteQueue, WriteTransaction } from "../store/write-queue.ts";
 import { readJson } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
-import { segment } from "./path.ts";
+import { searchParams, segment } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
 
 export interface RowRoutesOptions {
@@ -105,8 +105,9 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
     })
     .get("/api/:table", (c) => {
       const table = tableOf(c);
-      const limit = readLimit(c.req.query("limit"));
-      const list = repository.list(table, limit, c.req.query("after"));
+      const query = searchParams(c.req.raw);
+      const limit = readLimit(query.get("limit"));
+      const list = repository.list(table, limit, query.get("after") ?? undefined);
       const headers: Record<string, string> = { ...JSON_TYPE, "x-order": list.order };
       if (list.next !== undefined) {
         headers["x-next-cursor"] = list.next;
@@ -147,8 +148,8 @@ function readBatch(body: unknown): readonly unknown[] {
   return body;
 }
 
-function readLimit(text: string | undefined): number {
-  if (text === undefined) return LIST_ROWS;
+function readLimit(text: string | null): number {
+  if (text === null) return LIST_ROWS;
   const limit = /^\d{1,9}$/.test(text) ? Number(text) : 0;
   if (limit < 1 || limit > LIST_ROWS_MAX) {
     throw new RequestError(400, `limit: expected a number from 1 to ${LIST_ROWS_MAX}`);

@@ -58,7 +58,13 @@ class RowReader {
   constructor(db: Database, notes: ColumnNotes, table: DigestTable) {
     this.#table = table;
     this.#notes = notes;
-    const columns = [{ name: table.id, holds: "text" as const }, ...table.columns];
+    const columns = [
+      { name: table.id, holds: "text" as const },
+      ...table.columns.map(({ name, holds }) => ({
+        name,
+        holds: name === table.version ? ("stamp" as const) : holds,
+      })),
+    ];
     this.#row = db.prepare<{ json: Uint8Array }, [string]>(
       `SELECT CAST(${rowJsonSql("t", columns)} AS BLOB) AS json
        FROM ${quoteName(table.name)} AS t WHERE t.${quoteName(table.id)} = ?`,

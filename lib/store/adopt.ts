@@ -25,6 +25,7 @@ import { isRefusal } from "./settle-rows.ts";
 import { isWord, nameKey, quoteName, tokenize } from "./sql.ts";
 import { orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
+import { isOddSql } from "./versions.ts";
 
 /** `--tables`: names, everything that qualifies, or nothing said. */
 export type AskedTables = readonly string[] | "*" | undefined;
@@ -232,7 +233,7 @@ export function liftRevived(
     const revived = db
       .query<{ id: string }, [string]>(
         `SELECT s.id AS id FROM _hooksync_tombstones AS s CROSS JOIN ${t} AS t ON t.${id} = s.id
-         WHERE s.tbl = ? AND (typeof(t.${version}) <> 'integer' OR t.${version} <= s.version)`,
+         WHERE s.tbl = ? AND (${isOddSql(`t.${version}`)} OR t.${version} <= s.version)`,
       )
       .all(table.key);
     for (const row of revived) {

@@ -16,7 +16,7 @@ import {
   writeKnownTables,
 } from "./catalog.ts";
 import { removeCdcTriggers } from "./cdc-names.ts";
-import { carryTable, followColumns, followTableRenames } from "./follow-schema.ts";
+import { followColumns, followTableRenames, renameTable } from "./follow-schema.ts";
 import { refuseOtherShapes, setting, wasOurs } from "./migrations.ts";
 import { openDatabase } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
@@ -123,7 +123,7 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
   const name = alteration.renamedTo ?? alteration.table;
   if (!before) return { table: name, isSynced: false };
 
-  if (alteration.renamedTo !== undefined) carryTable(db, before.name, name, settledThrough);
+  if (alteration.renamedTo !== undefined) renameTable(db, before.name, name, settledThrough);
   const { synced, notSynced } = survey(db, readSelection(db) ?? selection);
   const after = synced.get(nameKey(name));
   if (!after) {

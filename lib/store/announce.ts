@@ -15,6 +15,7 @@ import type { SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { quoteName } from "./sql.ts";
 import { loggedRowOf, orAbort } from "./table-writer.ts";
+import { isOddSql } from "./versions.ts";
 
 const SLICE_ROWS = 2_000;
 
@@ -95,7 +96,7 @@ export class Announcer {
           `UPDATE ${orAbort(table)} ${quoteName(table.name)} AS t
            SET ${version} = CASE ${zero}WHEN 1 THEN max(:now, coalesce(${tombstone} + 1, 0)) END
            WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
-             AND (typeof(t.${version}) <> 'integer' OR t.${version} > :now + ${VERSION_AHEAD_MS_MAX}
+             AND (${isOddSql(`t.${version}`)} OR t.${version} > :now + ${VERSION_AHEAD_MS_MAX}
                OR t.${version} <= ${tombstone})`,
         )
         .run({ key: table.key, now: nowMs, after, last });

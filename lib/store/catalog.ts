@@ -45,6 +45,14 @@ export interface Survey {
   readonly foreignKeys: boolean;
   /** Whether tables that are not asked for are left out on purpose. */
   readonly isChosen: boolean;
+  /** nameKeys that synced tables had before they were renamed, where no table has them now. */
+  readonly formerNames: ReadonlyMap<string, SyncedTable>;
+}
+
+/** The synced table that is called so, or was until it was renamed: peers may not have followed yet. */
+export function tableCalled(survey: Survey, name: string): SyncedTable | undefined {
+  const key = nameKey(name);
+  return survey.synced.get(key) ?? survey.formerNames.get(key);
 }
 
 /** A table as it was when its triggers were made. */
@@ -98,7 +106,27 @@ export function survey(
     notAsked,
     foreignKeys: hasForeignKeys(tables.values()),
     isChosen: selection.isChosen === true,
+    formerNames: formerNames(db, synced, tables),
   };
+}
+
+function formerNames(
+  db: Database,
+  synced: ReadonlyMap<string, SyncedTable>,
+  tables: ReadonlyMap<string, Table>,
+): Map<string, SyncedTable> {
+  const names = new Map<string, SyncedTable>();
+  if (!wasOurs(db)) return names;
+  for (const table of synced.values()) {
+    let former = setting(db, `renamed:${table.key}`);
+    while (typeof former === "string") {
+      const key = nameKey(former);
+      if (tables.has(key) || names.has(key)) break;
+      names.set(key, table);
+      former = setting(db, `renamed:${key}`);
+    }
+  }
+  return names;
 }
 
 /**

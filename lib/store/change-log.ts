@@ -89,6 +89,14 @@ export class ChangeLog {
     return entry === null ? undefined : hashChange(entry.op, entry.tbl, entry.id, entry.version);
   }
 
+  /** The newest entry up to here that is not for one peer alone. */
+  newestForAll(through: number): number | undefined {
+    const find = this.#db.query<{ id: number | null }, [number]>(
+      "SELECT max(change_id) AS id FROM _changes WHERE change_id <= ? AND only_for IS NULL",
+    );
+    return find.get(through)!.id ?? undefined;
+  }
+
   has(changeId: number): boolean {
     return this.#db.query("SELECT 1 FROM _changes WHERE change_id = ?").get(changeId) !== null;
   }

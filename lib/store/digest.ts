@@ -22,6 +22,7 @@ import {
 import type { JsonColumn } from "./row-json.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
+import { isOddSql } from "./versions.ts";
 
 export interface DigestColumn extends JsonColumn {
   readonly key: string;
@@ -360,7 +361,7 @@ function keySql(table: DigestTable): string {
   const version = `t.${quoteName(table.version)}`;
   return (
     `SELECT CAST(${rowArraySql(table)} AS BLOB) AS row, ` +
-    `CASE typeof(${version}) WHEN 'integer' THEN ${version} END AS version FROM ${quoteName(table.name)} AS t`
+    `CASE WHEN NOT ${isOddSql(version)} THEN ${version} END AS version FROM ${quoteName(table.name)} AS t`
   );
 }
 

@@ -44,8 +44,7 @@ export function followTableRenames(
     if (tables.has(key)) continue;
     const to = renamedTo(db, table, tables);
     if (to === undefined || known.has(nameKey(to))) continue;
-    carryTable(db, table.name, to, settledThrough);
-    setSetting(db, `renamed:${nameKey(to)}`, table.name);
+    renameTable(db, table.name, to, settledThrough);
     known.delete(key);
     known.set(nameKey(to), { name: to, columns: table.columns });
     renamed.push({ from: table.name, to });
@@ -53,8 +52,14 @@ export function followTableRenames(
   return renamed;
 }
 
+/** Peers may go on calling it by the old name, and it may get that back. */
+export function renameTable(db: Database, from: string, to: string, settledThrough: number): void {
+  carryTable(db, from, to, settledThrough);
+  setSetting(db, `renamed:${nameKey(to)}`, from);
+}
+
 /** What was settled leaves under the old name: that is the one that peers know. */
-export function carryTable(db: Database, from: string, to: string, settledThrough: number): void {
+function carryTable(db: Database, from: string, to: string, settledThrough: number): void {
   const key = nameKey(from);
   db.prepare("UPDATE _changes SET table_name = ? WHERE change_id > ? AND table_name = ?").run(
     to,

@@ -57,5 +57,6 @@ export function tableRestored(name: string): SettleEvent {
     kind: "table-restored",
     table: name,
     text: `another program dropped it, it is made anew; ${held}`,
+    isDoubtful: true,
   };
 }

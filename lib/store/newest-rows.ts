@@ -10,7 +10,8 @@
  *   rowid   descending: what was stored here last comes first.
  *
  * In these, too, the rows of one page are sorted by created_at. The cursor is a place in the order
- * (never an offset), so rows that come or go meanwhile do not shift a page.
+ * (never an offset), so rows that come or go meanwhile do not shift a page. It holds texts as hex: one
+ * that is not UTF-8 would name another place after its way through a JS string.
  */
 import type { Database, Statement } from "bun:sqlite";
 import { RequestError } from "../base/errors.ts";
@@ -43,17 +44,20 @@ interface Cursor {
   readonly order: ListOrder;
   readonly kind: string;
   readonly value: string;
-  readonly id: string;
+  readonly idHex: string;
 }
 
 interface KeyRow {
   readonly id: string;
+  readonly idHex: string;
   readonly kind: string;
   readonly value: string | number | null;
   readonly place: number;
 }
 
 type Key = string | number | bigint | Uint8Array;
+
+const TEXT_OF_HEX = "CAST(unhex(?) AS TEXT)";
 
 export class NewestRows {
   readonly #db: Database;
@@ -79,7 +83,7 @@ export class NewestRows {
   page(limit: number, after: string | undefined): Page {
     const best = this.#bestOrder();
     if (after === undefined)
-      return this.#page({ order: best, kind: "", value: "", id: "" }, limit, false);
+      return this.#page({ order: best, kind: "", value: "", idHex: "" }, limit, false);
     const cursor = decodeCursor(after);
     const isPossible =
       cursor.order === "id" ||
@@ -108,13 +112,15 @@ export class NewestRows {
   #page(cursor: Cursor, limit: number, goesOn: boolean): Page {
     // One more than asked for tells whether there is a next page.
     const rows = this.#keys(cursor, limit + 1, goesOn);
+    const onPage = rows.slice(0, limit);
+    const named = onPage.filter(isNamed);
     return {
       order: cursor.order,
-      rows: rows.slice(0, limit),
+      rows: named,
       moreRemain: rows.length > limit,
       cursorAfter: (index) => {
-        const { id, kind, value } = rows[index]!;
-        return encodeCursor({ order: cursor.order, kind, value: String(value), id });
+        const { idHex, kind, value } = index < named.length - 1 ? named[index]! : onPage.at(-1)!;
+        return encodeCursor({ order: cursor.order, kind, value: String(value), idHex });
       },
     };
   }
@@ -123,8 +129,9 @@ export class NewestRows {
     if (cursor.order === "created_at") return this.#keysByCreation(cursor, count, goesOn);
     const key = cursor.order === "id" ? this.#id : this.#rowid!;
     if (!goesOn) return this.#all(this.#byKeySql(key, ""), count);
-    const start = cursor.order === "id" ? cursor.id : BigInt(cursor.value);
-    return this.#all(this.#byKeySql(key, `AND ${key} < ?`), start, count);
+    if (cursor.order === "id")
+      return this.#all(this.#byKeySql(key, `AND ${key} < ${TEXT_OF_HEX}`), cursor.idHex, count);
+    return this.#all(this.#byKeySql(key, `AND ${key} < ?`), BigInt(cursor.value), count);
   }
 
   #keysByCreation(cursor: Cursor, count: number, goesOn: boolean): KeyRow[] {
@@ -134,12 +141,15 @@ export class NewestRows {
     if (!goesOn) return this.#all(sql(""), count);
     const c = quoteName(column.name);
     if (cursor.kind === "null") {
-      return this.#all(sql(`AND ${c} IS NULL AND ${this.#id} < ?`), cursor.id, count);
+      const condition = `AND ${c} IS NULL AND ${this.#id} < ${TEXT_OF_HEX}`;
+      return this.#all(sql(condition), cursor.idHex, count);
     }
     const rows: KeyRow[] = this.#all(
-      sql(`AND (${c}, ${this.#id}) < (?, ?)`),
+      sql(
+        `AND (${c}, ${this.#id}) < (${cursor.kind === "text" ? TEXT_OF_HEX : "?"}, ${TEXT_OF_HEX})`,
+      ),
       keyOf(cursor),
-      cursor.id,
+      cursor.idHex,
       count,
     );
     // Rows without a stamp come last, and no comparison finds them.
@@ -151,8 +161,8 @@ export class NewestRows {
   #byCreationSql(column: Column, index: string | undefined, condition: string): string {
     const c = quoteName(column.name);
     return `
-      SELECT ${this.#id} AS id, typeof(${c}) AS kind, 0 AS place,
-             CASE typeof(${c}) WHEN 'integer' THEN CAST(${c} AS TEXT) WHEN 'blob' THEN hex(${c}) ELSE ${c} END AS value
+      SELECT ${this.#id} AS id, hex(${this.#id}) AS idHex, typeof(${c}) AS kind, 0 AS place,
+             CASE typeof(${c}) WHEN 'integer' THEN CAST(${c} AS TEXT) WHEN 'real' THEN ${c} ELSE hex(${c}) END AS value
       FROM ${this.#from} ${index === undefined ? "" : `INDEXED BY ${quoteName(index)}`}
       WHERE typeof(${this.#id}) = 'text' ${condition}
       ORDER BY ${c} DESC, ${this.#id} DESC
@@ -162,7 +172,7 @@ export class NewestRows {
   #byKeySql(key: string, condition: string): string {
     const column = this.#createdAt;
     return `
-      SELECT id, '' AS kind, CAST(k AS TEXT) AS value,
+      SELECT id, hex(id) AS idHex, '' AS kind, ${key === this.#id ? "''" : "CAST(k AS TEXT)"} AS value,
              row_number() OVER (ORDER BY ${column ? "c DESC, id DESC" : "k DESC"}) AS place
       FROM (SELECT ${this.#id} AS id, ${key} AS k, ${column ? quoteName(column.name) : "NULL"} AS c
             FROM ${this.#from}
@@ -233,6 +243,11 @@ export function rowidName(table: SyncedTable): string | undefined {
   return ["_rowid_", "rowid", "oid"].find((name) => !isTaken(nameKey(name)));
 }
 
+/** An id that is not UTF-8 names no row; as a JS string it could name another one. */
+function isNamed({ id, idHex }: KeyRow): boolean {
+  return !id.includes("\uFFFD") || Buffer.from(id).toString("hex").toUpperCase() === idHex;
+}
+
 function keyOf(cursor: Cursor): Key {
   switch (cursor.kind) {
     case "integer":
@@ -247,33 +262,36 @@ function keyOf(cursor: Cursor): Key {
 }
 
 function encodeCursor(cursor: Cursor): string {
-  const { order, kind, value, id } = cursor;
-  return Buffer.from(JSON.stringify([order, kind, value, id])).toString("base64url");
+  const { order, kind, value, idHex } = cursor;
+  return Buffer.from(JSON.stringify([order, kind, value, idHex])).toString("base64url");
 }
 
+const HEX = /^([0-9A-F]{2})*$/;
 const CURSOR_VALUE: Readonly<Record<string, RegExp>> = {
   integer: /^-?\d{1,19}$/,
   real: /^-?(Infinity|\d+(\.\d+)?(e[+-]\d+)?)$/,
-  blob: /^([0-9A-F]{2})*$/,
+  text: HEX,
+  blob: HEX,
 };
 const ROWID = /^-?\d{1,19}$/;
 
 function decodeCursor(text: string): Cursor {
   const parts = parseParts(text);
-  const [order, kind, value, id] = parts;
+  const [order, kind, value, idHex] = parts;
   const isOrder = order === "created_at" || order === "id" || order === "rowid";
   if (
     parts.length !== 4 ||
     !isOrder ||
     kind === undefined ||
     value === undefined ||
-    id === undefined
+    idHex === undefined ||
+    !HEX.test(idHex)
   ) {
     throw notACursor();
   }
   const wanted = order === "rowid" ? ROWID : CURSOR_VALUE[kind];
   if (order !== "id" && wanted && !wanted.test(value)) throw notACursor();
-  return { order, kind, value, id };
+  return { order, kind, value, idHex };
 }
 
 function parseParts(text: string): string[] {

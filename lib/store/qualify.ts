@@ -3,13 +3,14 @@
  * and with the SQL that would help (remedies.ts), and never stops the start. Reads only.
  */
 import type { Database } from "bun:sqlite";
-import { guardRemedy, rebuildRemedy, stampRemedy } from "./remedies.ts";
+import { guardRemedy, indexRemedy, rebuildRemedy, stampRemedy } from "./remedies.ts";
 import {
   STAMP_MS_MAX,
   type SyncedTable,
   type Table,
   type Unqualified,
   type UserTrigger,
+  versionKeys,
 } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { sqliteCode } from "./write-queue.ts";
@@ -84,6 +85,14 @@ export function qualifyTable(
       `its updated_at is ${version.declaredType || "without a type"}, and versions must be INTEGER milliseconds`,
       "updated_at INTEGER (milliseconds since 1970)",
     );
+  }
+  const held = versionKeys(table);
+  if (held.length > 0) {
+    const reason =
+      "its updated_at has to be UNIQUE, and rows that change at the same moment have the same version";
+    const isDeclared = held.some(({ name }) => name.startsWith("sqlite_autoindex_"));
+    if (isDeclared) return rebuild(reason, "updated_at without UNIQUE");
+    return no(reason, indexRemedy(db, held));
   }
   if (table.columns.length > COLUMNS_MAX) {
     return no(

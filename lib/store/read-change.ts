@@ -6,7 +6,7 @@
 import { isObject, type JsonValue, member, type ReceivedChange } from "../protocol/batch.ts";
 import { VERSION_AHEAD_MS_MAX, VERSION_MAX } from "../protocol/limits.ts";
 import { readNumber, type Value, wireHex } from "../protocol/values.ts";
-import type { Survey } from "./catalog.ts";
+import { type Survey, tableCalled } from "./catalog.ts";
 import { isInternalTable, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 
@@ -115,7 +115,7 @@ export function readChange(
   }
   const version = readVersion(find(members, "updated_at"));
   const atVersion = typeof version === "number" ? version : null;
-  const table = context.survey.synced.get(nameKey(named));
+  const table = tableCalled(context.survey, named);
   if (!table)
     return parkUnknown(named, context, (reason) => park("unknown-table", reason, atVersion));
 

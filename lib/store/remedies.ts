@@ -3,12 +3,18 @@
  * the whole of it: after it ran, the table qualifies, also where more than one thing was in the way.
  */
 import type { Database } from "bun:sqlite";
-import { STAMP_MS_MAX, type Table, type UserTrigger } from "./schema.ts";
-import { nameKey, quoteName, triggerParts } from "./sql.ts";
+import {
+  STAMP_MS_MAX,
+  type Table,
+  type UniqueKey,
+  type UserTrigger,
+  versionKeys,
+} from "./schema.ts";
+import { nameKey, quoteName, tokenize, triggerParts } from "./sql.ts";
 
 /** Where nanoseconds begin: microseconds reach this in the year 5138. */
 const STAMP_US_MAX = STAMP_MS_MAX * 1_000;
-/** REAL stamps in between are seconds with a fraction (1973 to 5138). */
+/** Stamps in between that are REAL, or digits in a text, are seconds (1973 to 5138). */
 const STAMP_S_MIN = 100_000_000;
 const STAMP_S_MAX = 100_000_000_000;
 
@@ -19,18 +25,24 @@ const FLAG_SQL =
 
 const GUARD = "(SELECT value FROM _meta WHERE key = 'syncing') = 0";
 
+/** 1970 in the milliseconds that SQLite counts days by. */
+const JULIAN_1970_MS = 210_866_760_000_000;
+
 /** Milliseconds out of whatever stands in `column`; NULL where it tells no time. */
 function millisecondsSql(column: string): string {
+  // Compared with a number, a text that is one as a whole counts as it, and any other is above all.
+  const number = `CAST(${column} AS NUMERIC)`;
   return (
-    `CASE WHEN typeof(${column}) = 'text' THEN CAST(strftime('%s', ${column}) AS INTEGER) * 1000` +
-    ` WHEN typeof(${column}) = 'real' AND ${column} BETWEEN ${STAMP_S_MIN} AND ${STAMP_S_MAX}` +
-    ` THEN CAST(${column} * 1000 AS INTEGER)` +
-    ` WHEN typeof(${column}) NOT IN ('integer', 'real') THEN NULL` +
-    ` WHEN ${column} NOT BETWEEN -${STAMP_US_MAX} AND ${STAMP_US_MAX}` +
-    ` THEN CAST(${column} AS INTEGER) / 1000000` +
-    ` WHEN ${column} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}` +
-    ` THEN CAST(${column} AS INTEGER) / 1000` +
-    ` ELSE CAST(${column} AS INTEGER) END`
+    `CASE WHEN typeof(${column}) = 'text' AND ${number} <> ${column}` +
+    ` THEN CAST(round(julianday(${column}) * 86400000) AS INTEGER) - ${JULIAN_1970_MS}` +
+    ` WHEN typeof(${column}) NOT IN ('integer', 'real', 'text') THEN NULL` +
+    ` WHEN typeof(${column}) <> 'integer' AND ${number} BETWEEN ${STAMP_S_MIN} AND ${STAMP_S_MAX}` +
+    ` THEN CAST(round(${number} * 1000) AS INTEGER)` +
+    ` WHEN ${number} NOT BETWEEN -${STAMP_US_MAX} AND ${STAMP_US_MAX}` +
+    ` THEN CAST(${number} AS INTEGER) / 1000000` +
+    ` WHEN ${number} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}` +
+    ` THEN CAST(${number} AS INTEGER) / 1000` +
+    ` ELSE CAST(${number} AS INTEGER) END`
   );
 }
 
@@ -42,6 +54,23 @@ export function stampRemedy(table: string, column: string): string {
     `WHERE typeof(${c}) NOT IN ('integer', 'null') OR ${c} NOT BETWEEN -${STAMP_MS_MAX} AND ${STAMP_MS_MAX}; ` +
     `-- and let the application write milliseconds`
   );
+}
+
+/** These indexes as they are, but not UNIQUE. */
+export function indexRemedy(db: Database, keys: readonly UniqueKey[]): string {
+  const find = db.prepare<{ sql: string }, [string]>(
+    "SELECT sql FROM sqlite_master WHERE type = 'index' AND name = ?",
+  );
+  const texts = keys.map(
+    ({ name }) => `DROP INDEX ${quoteName(name)};\n${notUnique(find.get(name)!.sql)};`,
+  );
+  return texts.join("\n");
+}
+
+/** SQLite keeps the text of an index from CREATE UNIQUE INDEX on. */
+function notUnique(indexSql: string): string {
+  const [, unique, index] = tokenize(indexSql);
+  return indexSql.slice(0, unique!.start) + indexSql.slice(index!.start);
 }
 
 /** These triggers, quiet while received rows are applied. */
@@ -141,7 +170,10 @@ function stampSql(table: Table): string {
   return isKnown ? `coalesce(${millisecondsSql("updated_at")}, ${now})` : now;
 }
 
-/** Keys that stand in the table's own text, and the PRIMARY KEY that `id` takes the place of. */
+/**
+ * Keys that stand in the table's own text, and the PRIMARY KEY that `id` takes the place of; none of
+ * updated_at alone.
+ */
 function uniqueSql(db: Database, table: Table): string[] {
   const primary = db
     .prepare<{ name: string }, [string]>(
@@ -150,7 +182,9 @@ function uniqueSql(db: Database, table: Table): string[] {
     .all(table.name)
     .map(({ name }) => name);
   const isOld = primary.length > 0 && !(primary.length === 1 && nameKey(primary[0]!) === "id");
-  const keys = isOld ? [primary.map(quoteName)] : [];
+  const isVersion = primary.every((name) => nameKey(name) === "updated_at");
+  const keys = isOld && !isVersion ? [primary.map(quoteName)] : [];
+  const left = new Set(versionKeys(table).map(({ name }) => name));
   const declared = db
     .prepare<{ name: string }, [string]>(
       "SELECT name FROM pragma_index_list(?) WHERE origin = 'u' ORDER BY seq DESC",
@@ -160,6 +194,7 @@ function uniqueSql(db: Database, table: Table): string[] {
     "SELECT name, coll FROM pragma_index_xinfo(?) WHERE key = 1 ORDER BY seqno",
   );
   for (const { name } of declared) {
+    if (left.has(name)) continue;
     keys.push(
       terms
         .all(name)
@@ -201,10 +236,11 @@ function foreignKeySql(db: Database, table: Table): string[] {
 
 /** Indexes that are made by statements of their own go with the old table. */
 function indexSql(db: Database, table: Table): string[] {
+  const left = new Set(versionKeys(table).map(({ name }) => name));
   return db
-    .prepare<{ sql: string }, [string]>(
-      "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL ORDER BY name",
+    .prepare<{ name: string; sql: string }, [string]>(
+      "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL ORDER BY name",
     )
     .all(table.name)
-    .map(({ sql }) => sql);
+    .map(({ name, sql }) => (left.has(name) ? notUnique(sql) : sql));
 }

@@ -8,6 +8,7 @@
  */
 import { BODY_BYTES_MAX } from "../protocol/limits.ts";
 import { quoteName, quoteText } from "./sql.ts";
+import { isOddSql } from "./versions.ts";
 
 /** How the text of a stored BLOB begins, quote included. */
 export const BLOB_MARK = '"\\u005cx';
@@ -15,8 +16,11 @@ export const BLOB_MARK = '"\\u005cx';
 /** What `columnsJson` needs to know of a column. */
 export interface JsonColumn {
   readonly name: string;
-  /** What may stand in it besides NULL; narrower is faster. "text": or a BLOB. */
-  readonly holds: "integer" | "text" | "anything";
+  /**
+   * What may stand in it besides NULL; narrower is faster. "text": or a BLOB. "stamp": the version, as
+   * others take it.
+   */
+  readonly holds: "integer" | "text" | "anything" | "stamp";
 }
 
 /** Old builds take at most 127 arguments; with more the whole file becomes unreadable to them. */
@@ -66,6 +70,9 @@ export function jsonPath(name: string): string {
 function valueSql(alias: string, column: JsonColumn, bound: (blob: string) => string): string {
   const value = `${alias}.${quoteName(column.name)}`;
   if (column.holds === "integer") return value;
+  if (column.holds === "stamp") {
+    return `CASE WHEN ${value} IS NOT NULL AND ${isOddSql(value)} THEN 0 ELSE ${value} END`;
+  }
   const blob = `WHEN 'blob' THEN json('"\\u005cx' || lower(hex(${bound(value)})) || '"')`;
   // In NEW a text that json() made is still marked as JSON, and would be taken for an object of ours.
   const text = alias === "NEW" ? `${value} || ''` : value;

@@ -19,6 +19,7 @@ import {
 import { rowJsonSql } from "./row-json.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { isWord, quoteName, tokenize } from "./sql.ts";
+import { isOddSql } from "./versions.ts";
 
 /** More shapes than an application's code has; a client that sends random subsets must not fill memory. */
 const SHAPES_MAX = 64;
@@ -79,7 +80,7 @@ export class RowStatements {
       `SELECT CAST(${rowJsonSql("t", table.columns)} AS BLOB) AS json FROM ${t} AS t WHERE t.${id} = ?`,
     );
     this.#version = db.prepare(
-      `SELECT CASE typeof(${version}) WHEN 'integer' THEN ${version} ELSE 0 END AS version FROM ${t} WHERE ${id} = ?`,
+      `SELECT CASE WHEN ${isOddSql(version)} THEN 0 ELSE ${version} END AS version FROM ${t} WHERE ${id} = ?`,
     );
     this.remove = db.prepare(`DELETE FROM ${t} WHERE ${id} = ?`);
   }

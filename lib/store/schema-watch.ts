@@ -4,6 +4,7 @@
  * follow, what waits to be sent is put right, and what cannot be known is said and announced.
  */
 import type { Database } from "bun:sqlite";
+import { isZeroed } from "./adopt.ts";
 import {
   installTriggers,
   isCapturedByOthers,
@@ -46,6 +47,8 @@ export interface SettleEvent {
     | "table-restored";
   readonly table: string;
   readonly text: string;
+  /** Peers may have rows of it that this node missed, or the other way round: they are to be compared. */
+  readonly isDoubtful?: boolean;
 }
 
 export interface SchemaWatchOptions {
@@ -97,6 +100,7 @@ export class SchemaWatch {
     notAsked: [],
     foreignKeys: false,
     isChosen: false,
+    formerNames: new Map(),
   };
   #recaptured: SyncedTable[] = [];
   #isRewritten = false;
@@ -160,6 +164,7 @@ export class SchemaWatch {
       kind: "rebuilt",
       table: returned.name,
       text: `it was made anew while its rows were in ${table.name}; every row is announced`,
+      isDoubtful: true,
     });
     return true;
   }
@@ -182,6 +187,7 @@ export class SchemaWatch {
         kind: "renamed",
         table: to,
         text: `it was called ${from} until now; peers know it by that name until they rename it, too`,
+        isDoubtful: true,
       });
     }
   }
@@ -219,15 +225,28 @@ export class SchemaWatch {
   /** Rows that other nodes captured, and those of a file seen for the first time, are not announced. */
   #register(table: SyncedTable, isFirst: boolean, isCaptured: boolean): void {
     const isAnnounced = !isFirst && !isCaptured;
-    if (isAnnounced) announceLater(this.#db, table);
+    // Where it had been synced before, too, it was written to unseen.
+    if (isAnnounced) (isZeroed(this.#db, table) ? announceUnseen : announceLater)(this.#db, table);
     else this.#recaptured.push(table);
+    const announced = isAnnounced ? "; the rows in it are announced" : "";
     this.#options.onEvent({
       kind: "registered",
       table: table.name,
-      text: isAnnounced
-        ? "it is synced from now on; the rows in it are announced"
-        : "it is synced from now on",
+      text: `it is synced from now on${announced}${this.#takeLeftOut(table)}`,
+      isDoubtful: !isFirst,
     });
+  }
+
+  /** What came for it while --tables left it out is said once, and counted anew. */
+  #takeLeftOut(table: SyncedTable): string {
+    const { changes } = this.#db
+      .query<{ changes: number }, [string]>(
+        "SELECT total(changes) AS changes FROM _hooksync_left_out WHERE tbl = ?",
+      )
+      .get(table.key)!;
+    if (changes === 0) return "";
+    this.#db.query("DELETE FROM _hooksync_left_out WHERE tbl = ?").run(table.key);
+    return `; ${changes} changes that came for it before are not here: nodes of this make are compared with, others must be asked to send it again`;
   }
 
   #rebuild(table: SyncedTable, known: KnownTable): void {
@@ -237,6 +256,7 @@ export class SchemaWatch {
       kind: "rebuilt",
       table: table.name,
       text: "its columns or keys changed, its triggers follow",
+      isDoubtful: true,
     });
   }
 
@@ -249,6 +269,7 @@ export class SchemaWatch {
       kind: "gap",
       table: table.name,
       text: `its capture triggers were missing some time between ${new Date(sinceMs).toISOString()} and ${new Date(nowMs).toISOString()}; every row is announced, rows deleted meanwhile are not known`,
+      isDoubtful: true,
     });
   }
 

@@ -332,6 +332,23 @@ export function columnsIn(expression: string, columnNames: readonly string[]): s
   return columnNames.filter((name) => words.has(nameKey(name)));
 }
 
+/** UNIQUE keys that the version alone decides: no other row may be given the moment that one has. */
+export function versionKeys(table: Table): UniqueKey[] {
+  return table.uniqueKeys.filter(({ terms }) => {
+    const read = columnsRead(table, terms.map(({ sql }) => sql).join(" "));
+    return read.length > 0 && read.every((key) => key === "updated_at");
+  });
+}
+
+/** Keys of the stored columns that decide what `expression` is. */
+function columnsRead(table: Table, expression: string): string[] {
+  const names = [...table.columns.map(({ key }) => key), ...table.generated.keys()];
+  return columnsIn(expression, names).flatMap((key) => {
+    const generatedAs = table.generated.get(key);
+    return generatedAs === undefined ? [key] : columnsRead(table, generatedAs);
+  });
+}
+
 /** Marks a trigger as ours, inside its text, where renames by SQLite leave it alone. */
 export const TRIGGER_MARK = "/* hook-sync */";
 

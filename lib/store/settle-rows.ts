@@ -10,12 +10,13 @@
  */
 import type { Database } from "bun:sqlite";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
-import { jsonPath, loggedRowSql } from "./row-json.ts";
+import { jsonPath } from "./row-json.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName, quoteText } from "./sql.ts";
-import { orAbort } from "./table-writer.ts";
+import { loggedRowOf, orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
 import {
+  isOddSql,
   judgeVersion,
   type RowHistory,
   type Stamp,
@@ -157,7 +158,7 @@ export class RowSettler {
          WHERE c.change_id > :from AND c.table_name = :name AND c.row_id IS NOT NULL
          GROUP BY c.row_id
          HAVING count(*) > 1 OR c.op = 'DELETE' OR ${id} IS NULL
-             OR typeof(${stamp}) <> 'integer' OR ${stamp} > :ahead OR ${stamp} <= c.was ${buried}
+             OR ${isOddSql(stamp)} OR ${stamp} > :ahead OR ${stamp} <= c.was ${buried}
              OR ${noted}`,
       )
       .run({
@@ -269,7 +270,7 @@ function statementsFor(db: Database, table: SyncedTable) {
     /** The row as it stands goes into the entry that is kept. */
     writeRow: query(
       `UPDATE _changes
-       SET op = ?, row_data = (SELECT ${loggedRowSql("t", table.columns)} FROM ${t} AS t WHERE ${id} = ${rowId})
+       SET op = ?, row_data = (SELECT ${loggedRowOf(table)} FROM ${t} AS t WHERE ${id} = ${rowId})
        WHERE change_id = ?`,
     ),
     writeDelete: query(

@@ -210,6 +210,7 @@ export class Settler {
       kind: "flag-restored",
       table: "_meta",
       text: "another program changed the syncing flag of _meta, which turned capture off; it is on again, every row is announced",
+      isDoubtful: true,
     });
     return true;
   }

@@ -291,8 +291,12 @@ export class Store {
    */
   #markOriginal(dbId: string): void {
     this.db.run("UPDATE _peer_state SET prev = 0");
-    const batchId = Number(setting(this.db, "settled_through") ?? 0);
-    const hash = new ChangeLog(this.db).hashOf(batchId) ?? "0";
+    const settledThrough = Number(setting(this.db, "settled_through") ?? 0);
+    const log = new ChangeLog(this.db);
+    // Of an entry that the original knows, too: one that settling took away would pass for one it lost.
+    const batchId =
+      log.newestForAll(settledThrough) ?? Math.min(settledThrough, knownEmptied(this.db));
+    const hash = log.hashOf(batchId) ?? "0";
     new Peers(this.db).setMark(dbId, { batchId, hash });
     setSetting(this.db, "copy_of", dbId);
     setSetting(this.db, "copied_through", batchId);
@@ -429,8 +433,9 @@ export class Store {
 
   /** Tables and columns may have appeared: what had come for them before is tried and written. */
   #followSurvey(nowMs: number): void {
-    const { synced, notAsked } = this.survey;
-    this.deadLetters.wake(nowMs, [...synced.keys(), ...notAsked.map((table) => table.key)]);
+    const { synced, notAsked, formerNames } = this.survey;
+    const names = [...synced.keys(), ...notAsked.map((table) => table.key), ...formerNames.keys()];
+    this.deadLetters.wake(nowMs, names);
     this.#dueMs = nowMs;
     this.applier.followNewColumns(nowMs);
   }

@@ -10,7 +10,7 @@ import type { Cells } from "./read-change.ts";
 import { loggedRowSql, rowJsonSql } from "./row-json.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText, statesConflictClause } from "./sql.ts";
-import type { Stamp } from "./versions.ts";
+import { isOddSql, type Stamp, stampOf } from "./versions.ts";
 
 /** Rows per multi-row statement, largest first: more gains nothing, and longer ones cost memory. */
 const CHUNK_ROWS: readonly number[] = [100, 25, 8];
@@ -53,7 +53,7 @@ export class TableWriter {
   stamp(id: string): Stamp | undefined {
     const row = this.#stored.get(id);
     if (row === null) return undefined;
-    return row.kind === "integer" && row.stamp !== null ? row.stamp : "odd";
+    return stampOf(row.stamp, row.kind);
   }
 
   /** The stored row by column key, exact, or undefined. */
@@ -155,7 +155,7 @@ export class TableWriter {
       "stamps",
       0,
       () =>
-        `SELECT e.value, CASE typeof(${version}) WHEN 'integer' THEN ${version} END
+        `SELECT e.value, CASE WHEN NOT ${isOddSql(version)} THEN ${version} END
          FROM json_each(?) AS e CROSS JOIN ${quoteName(this.table.name)} AS t ON t.${id} = e.value`,
     ).values(JSON.stringify(ids));
     return new Map(
@@ -271,7 +271,7 @@ function upsertSql(table: SyncedTable, rows: number): string {
     `INSERT OR ABORT INTO ${t}(${table.columns.map((c) => quoteName(c.name)).join(", ")}) ` +
     `VALUES ${rowMarks(table, rows)} ` +
     `ON CONFLICT(${quoteName(table.id.name)}) DO UPDATE SET ${sets.join(", ")} ` +
-    `WHERE excluded.${version} > ${t}.${version} OR typeof(${t}.${version}) <> 'integer'`
+    `WHERE excluded.${version} > ${t}.${version} OR ${isOddSql(`${t}.${version}`)}`
   );
 }
 
@@ -288,7 +288,7 @@ function compareSql(table: SyncedTable, rows: number): string {
   );
   return (
     `SELECT v.column${table.columns.length + 1}, CASE ` +
-    `WHEN typeof(${version}) = 'integer' AND ${version} > v.column${at(table.version.key)} THEN 0 ` +
+    `WHEN NOT ${isOddSql(version)} AND ${version} > v.column${at(table.version.key)} THEN 0 ` +
     `WHEN ${same.join(" AND ")} THEN 1 END ` +
     `FROM (VALUES ${numbered.join(", ")}) AS v ` +
     `CROSS JOIN ${quoteName(table.name)} AS t ON t.${quoteName(table.id.name)} = v.column${at(table.id.key)}`
@@ -314,9 +314,15 @@ export function bindingOf(value: Value): Binding {
   }
 }
 
-/** SQL over `t` that is the row's JSON; for log entries made without a trigger. */
+/**
+ * SQL over `t` that is the row's JSON; for log entries made without a trigger. A stamp that no node
+ * takes may still be there, where the application forbids another.
+ */
 export function loggedRowOf(table: SyncedTable): string {
-  return loggedRowSql("t", table.columns);
+  const columns = table.columns.map((column) =>
+    column === table.version ? { name: column.name, holds: "stamp" as const } : column,
+  );
+  return loggedRowSql("t", columns);
 }
 
 /** `json_set` of the version into a row's JSON given as SQL. */

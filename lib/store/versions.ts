@@ -39,13 +39,20 @@ export interface RowHistory {
   readonly tombstone: number | undefined;
 }
 
-/**
- * A value of the version column as a stamp. From 2^53 on it is odd: no node takes such a version, and
- * there would be no room above it.
- */
+/** As low as other nodes take a version; as high as there is room above it. */
+const STAMP_LEAST = -VERSION_MAX;
+const STAMP_MOST = VERSION_MAX - 1;
+
+/** A value of the version column as a stamp. Beyond 2^53 it is odd: no node takes such a version. */
 export function stampOf(value: number | null, kind: string): Stamp {
-  const isStamp = kind === "integer" && value !== null && Math.abs(value) < VERSION_MAX;
+  const isStamp =
+    kind === "integer" && value !== null && value >= STAMP_LEAST && value <= STAMP_MOST;
   return isStamp ? value : "odd";
+}
+
+/** The same as a condition in SQL over a version column: whether it holds an odd stamp. */
+export function isOddSql(stamp: string): string {
+  return `(typeof(${stamp}) <> 'integer' OR ${stamp} NOT BETWEEN ${STAMP_LEAST} AND ${STAMP_MOST})`;
 }
 
 /** What a stamp counts as: an odd one is version 0, as peers read it. */

@@ -44,7 +44,7 @@ const code = await runNode(
       stop: async () => {
         if (behaviour === "hanging-stop") await new Promise(() => {});
         await Bun.sleep(20);
-        await systemTerminal.out("closed\n");
+        await systemTerminal.out("closed\n").catch(() => {});
         clearInterval(alive);
       },
     };

@@ -1,5 +1,6 @@
 /** What `serve` owes whatever the node does: messages, exit codes, signals. */
 import { expect, test } from "bun:test";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { run, start } from "./run.ts";
 
@@ -47,6 +48,29 @@ test("the world in the way: one line with what to do, exit 1", async () => {
   expect(err).toBe("hook-sync: port 9001 is in use. Choose another with --listen.\n");
   expect([out, code]).toEqual(["", 1]);
 });
+
+/** Linux has it; nothing can be written to it, as to a file on a full disk. */
+const FULL = "/dev/full";
+
+test.skipIf(!existsSync(FULL))(
+  "a node whose standard output cannot be written runs, and says so where it can",
+  async () => {
+    const node = start(ARGV, { ...fake("good"), out: Bun.file(FULL) });
+    await node.printed("err", "warn  standard output cannot be written error=");
+    node.kill("SIGTERM");
+    const { code, err } = await node.ended();
+    expect(err).toContain("stopped");
+    expect(code).toBe(0);
+  },
+);
+
+test.skipIf(!existsSync(FULL))(
+  "the world in the way is exit 1 also where that cannot be told",
+  async () => {
+    const { code } = await run(ARGV, { ...fake("port-in-use"), err: Bun.file(FULL) });
+    expect(code).toBe(1);
+  },
+);
 
 test("with --log json every line of both streams is an object", async () => {
   const failed = await run([...ARGV, "--log", "json"], fake("port-in-use"));

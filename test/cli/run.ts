@@ -27,24 +27,29 @@ export interface RunOptions {
   readonly env?: Record<string, string>;
   readonly cwd?: string;
   readonly entry?: string;
+  /** Where a stream goes instead of being read. */
+  readonly out?: Bun.BunFile;
+  readonly err?: Bun.BunFile;
   /** When it is ended at the latest, for a test that takes longer than most. */
   readonly msMax?: number;
 }
 
 export function start(argv: readonly string[], options: RunOptions = {}): Started {
-  const { env = {}, cwd = ROOT, entry = SERVER, msMax = RUN_MS_MAX } = options;
+  const { env = {}, cwd = ROOT, entry = SERVER, msMax = RUN_MS_MAX, out, err } = options;
   const child = Bun.spawn([process.execPath, entry, ...argv], {
     cwd,
     env: { ...cleanEnv(), ...env },
     stdin: "ignore",
-    stdout: "pipe",
-    stderr: "pipe",
+    stdout: out ?? "pipe",
+    stderr: err ?? "pipe",
     timeout: msMax,
     killSignal: "SIGKILL",
   });
   const text = { out: "", err: "" };
   const waiting = new Set<() => void>();
-  async function read(stream: ReadableStream<Uint8Array>, name: "out" | "err"): Promise<void> {
+  type Output = ReadableStream<Uint8Array> | number | undefined;
+  async function read(stream: Output, name: "out" | "err"): Promise<void> {
+    if (!(stream instanceof ReadableStream)) return;
     const decoder = new TextDecoder();
     for await (const chunk of stream) {
       text[name] += decoder.decode(chunk, { stream: true });

@@ -210,6 +210,8 @@ test(
     await create(node, "tea");
     const theirs = new Database(node.dbPath);
     team.defer(() => theirs.close(true));
+    // The node may be writing for itself just now.
+    theirs.run("PRAGMA busy_timeout = 5000");
     theirs.run("BEGIN IMMEDIATE");
     theirs.run("INSERT INTO items(id, name, updated_at) VALUES ('x', 'theirs', 1)");
     const startedMs = performance.now();

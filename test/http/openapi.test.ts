@@ -29,10 +29,11 @@ test("every table has its paths, escaped", () => {
 
 test("columns have the forms in which they travel", () => {
   expect(schemas["row.items"].properties).toMatchObject({
-    id: { type: ["string", "null"], readOnly: true },
-    name: { type: ["string", "null"] },
-    size: { type: ["integer", "null"], format: "int64" },
+    id: { type: ["string"], readOnly: true },
+    name: { type: ["string"] },
+    size: { type: ["integer"], format: "int64" },
     price: { type: ["number", "null"] },
+    flag: { type: ["boolean", "number", "string", "null"] },
     photo: { type: ["string", "null"], pattern: "^\\\\x([0-9a-fA-F]{2})*$" },
     x: { type: ["number", "string", "null"] },
     created_at: { readOnly: true },
@@ -56,6 +57,15 @@ test("what may be sent has no columns that the server makes, and says what must 
   ]);
   expect(fresh.required).toEqual(["name"]);
   expect(schemas["row.items.change"].required).toBeUndefined();
+});
+
+test("null may be neither sent nor expected where a column is NOT NULL", () => {
+  for (const name of ["row.items", "row.items.new", "row.items.change"]) {
+    const { properties } = schemas[name];
+    expect(properties.name.type).toEqual(["string"]);
+    expect(properties.size.type).toEqual(["integer"]);
+    expect(properties.price.type).toEqual(["number", "null"]);
+  }
 });
 
 test("names of schemas and operations are well-formed and unique", () => {

@@ -119,8 +119,30 @@ test("an id with every kind of character survives the address line", async () =>
 
 test("a path that climbs is what it climbs to", async () => {
   const { port } = serve();
-  const answer = await exchange(port, `GET /api/items/../../health HTTP/1.1\r\n${HEAD}\r\n`);
-  expect(answer).toContain('"node_id":"node-a"');
+  for (const rest of [`HTTP/1.1\r\n${HEAD}`, "HTTP/1.0\r\n"]) {
+    const answer = await exchange(port, `GET /api/items/../../health ${rest}\r\n`);
+    expect(answer).toContain('"node_id":"node-a"');
+  }
+});
+
+test.each([
+  ["no Host", "HTTP/1.0\r\n"],
+  ["an empty Host", "HTTP/1.1\r\nHost:\r\n"],
+  ["a Host with a space", "HTTP/1.1\r\nHost: a b\r\n"],
+  ["a Host that is not ASCII", "HTTP/1.1\r\nHost: é.de\r\n"],
+  ["a Host with a path", "HTTP/1.1\r\nHost: x/api/items?limit=1\r\n"],
+  ["a Host that is cut off", "HTTP/1.1\r\nHost: [::1\r\n"],
+])("with %s a request has the path that it names", async (_, rest) => {
+  const { fixture, port } = serve();
+  for (const id of ["a", "b"])
+    fixture.store.db.run("INSERT INTO items(id, updated_at) VALUES (?, 1)", [id]);
+  fixture.digests.read = async () => ({ kind: "done", snapshot: "abc", tables: [] });
+  const ask = (target: string) => exchange(port, `GET ${target} ${rest}Connection: close\r\n\r\n`);
+  expect(await ask("/health/ready")).toContain('"ready":true');
+  expect(await ask("/api/items/a")).toContain('"id":"a"');
+  expect((await ask("/api/items?limit=1")).match(/"id"/g)).toHaveLength(1);
+  expect(await ask("/sync/digest?table=items")).toStartWith("HTTP/1.1 200 ");
+  expect(await ask("/a://b/health")).toStartWith("HTTP/1.1 404 ");
 });
 
 test("a client that goes away in the middle of its body costs nothing", async () => {

@@ -37,6 +37,8 @@ interface NodeRecord {
   hasOtherFile: boolean;
   /** X8: whom it has to fill, and whether only that one's own log can tell. */
   readonly owes: Map<OurNode, "by its log" | "by what is known">;
+  /** When it said last that it fills these. */
+  readonly fillsMs: Map<OurNode, number>;
   /** A whole table was announced; what is in the log then says nothing. */
   hasAnnounced: boolean;
 }
@@ -66,6 +68,9 @@ export interface Remembered {
 /** After so long without a write a node is at rest (lib/store/write-queue.ts). */
 const REST_MS = 1_000;
 
+/** From the word that a peer is filled to the first entry for it. */
+const BEGINS_MS_MAX = 50;
+
 export class Safety {
   readonly #options: SafetyOptions;
   readonly #records = new Map<OurNode, NodeRecord>();
@@ -85,6 +90,7 @@ export class Safety {
         writtenMs: Number.NEGATIVE_INFINITY,
         hasOtherFile: false,
         owes: new Map(),
+        fillsMs: new Map(),
         hasAnnounced: false,
       };
       this.#records.set(node, record);
@@ -162,7 +168,10 @@ export class Safety {
       const known = theirs.peers.get(node.url);
       if (known === undefined || known.dbId === null || theirs.dbId === undefined) continue;
       const isOther = known.dbId !== file.dbId;
-      const hasLost = !known.isFillAhead && known.prev > (file.marks.get(theirs.dbId) ?? 0);
+      // A fill that begins just now has all in it.
+      const saidMs = this.#of(other).fillsMs.get(node) ?? Number.NEGATIVE_INFINITY;
+      const isBeginning = known.isFillAhead || this.#options.world.nowMs - saidMs < BEGINS_MS_MAX;
+      const hasLost = !isBeginning && known.prev > (file.marks.get(theirs.dbId) ?? 0);
       const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
       if (isOther || hasLost) this.#of(other).owes.set(node, "by what is known");
       else if (isBehind) this.#of(other).owes.set(node, "by its log");
@@ -180,7 +189,10 @@ export class Safety {
 
   /** X7 */
   filling(node: OurNode, peer: OurNode | undefined, reason: string): void {
-    if (peer) this.#of(node).owes.delete(peer);
+    if (peer) {
+      this.#of(node).owes.delete(peer);
+      this.#of(node).fillsMs.set(peer, this.#options.world.nowMs);
+    }
     // The entries of a fill take the places of those that a restored log lost: nobody can tell any more.
     for (const { owes } of this.#records.values()) {
       if (owes.get(node) === "by its log") owes.delete(node);

@@ -210,7 +210,7 @@ describe("a row that came back while another node had the file", () => {
     return file;
   }
 
-  test.each([`${T}`, `${T_GONE}`, "NULL", "'odd'"])(
+  test.each([`${T}`, `${T_GONE}`, "NULL", "'odd'", "9007199254740992"])(
     "with the stamp %s beats its tombstone and is announced",
     async (stamp) => {
       await using file = await revived("", stamp);

@@ -343,18 +343,22 @@ test("keys come in pages whose ends are keys, and ranges are open below and clos
 });
 
 test("the state of a key: its row, its delete, or nothing", () => {
-  const side = new Side(SCHEMA, "INSERT INTO t VALUES('row', 1, 7), ('odd', 1, NULL)");
+  const side = new Side(
+    SCHEMA,
+    "INSERT INTO t VALUES('row', 1, 7), ('odd', 1, NULL), ('low', 1, -9007199254740992)",
+  );
   side.store.tombstones.put("t", "gone", 9, 1);
   side.store.tombstones.put("t", "row", 3, 1);
-  const states = keysOf(side.db, side.table, ["gone", "row", "never", "odd"]);
+  const states = keysOf(side.db, side.table, ["gone", "row", "never", "odd", "low"]);
   const hash = expect.stringMatching(/^[0-9a-f]{16}$/);
   expect(states).toEqual([
     { id: "gone", version: 9, hash: null, deleted: true },
     { id: "row", version: 7, hash, deleted: false },
     { id: "never", version: null, hash: null, deleted: false },
     { id: "odd", version: null, hash, deleted: false },
+    { id: "low", version: null, hash, deleted: false },
   ]);
-  expect(states[1]!.hash).toBe(keysIn(side.db, side.table, { from: "", to: "" }, 9).keys[1]!.hash!);
+  expect(states[1]!.hash).toBe(keysIn(side.db, side.table, { from: "", to: "" }, 9).keys[2]!.hash!);
 });
 
 test("tombstones have a hash of their own, of key and version and not of when", async () => {

@@ -43,6 +43,22 @@ test("one that begins again leaves nothing in the log of the one before", async 
   expect(file.entries()).toEqual([]);
 });
 
+test("a stamp that no node takes is sent as version 0", async () => {
+  await using file = await opened();
+  const odd = "('low', 0, -9007199254740992), ('real', 0, 1.5), ('high', 0, 9007199254740992)";
+  file.write(`UPDATE _meta SET value = 1; INSERT INTO notes VALUES ${odd}, ('none', 0, NULL);
+    UPDATE _meta SET value = 0`);
+  await file.store.fill(B, "asked for");
+  const sent = file.entries().map(({ row_id, row_data }) => [row_id, JSON.parse(row_data)]);
+  expect(sent.map(([id, row]) => [id, row.updated_at])).toEqual([
+    ["high", 0],
+    ["low", 0],
+    ["none", null],
+    ["old", T],
+    ["real", 0],
+  ]);
+});
+
 test("what everybody has leaves the log with the last of a fill, also while the node is busy", async () => {
   await using file = await opened();
   const more = Array.from({ length: 700 }, (_, n) => `('more${n}', 0, ${T})`).join(", ");
@@ -87,6 +103,19 @@ test("who has another file than before wants one from the moment on at which tha
   open(file);
   expect(file.store.peers.rows().find(({ url }) => url === B)).toMatchObject({ fillWanted });
   expect(await file.store.learnPeer({ ...health(DB), url: "http://gone" })).toBeUndefined();
+});
+
+test("a copy's mark for its original is of a change that the original made for everybody", async () => {
+  await using file = await opened();
+  file.write("INSERT INTO notes(id) VALUES('new')");
+  await file.settle();
+  const { dbId, settledThrough: written } = file.store;
+  await file.store.fill(B, "asked for");
+  expect(file.store.settledThrough).toBeGreaterThan(written);
+  await file.close();
+  open(file, "node-copy", [A]);
+  const mark = { batchId: written, hash: file.store.log.hashOf(written)! };
+  expect(file.store.peers.mark(dbId)).toEqual(mark);
 });
 
 test("the original of a copy needs none until something written in the copy has left its log", async () => {

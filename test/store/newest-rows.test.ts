@@ -106,6 +106,33 @@ test("pages join without gap or repeat, over equal, missing, huge and odd stamps
   }
 });
 
+test.each([
+  ["created_at", "created_at", ""],
+  ["created_at", "created_at INTEGER", ""],
+  ["created_at", "created_at TEXT", ""],
+  ["id", "made_at", " WITHOUT ROWID"],
+])(
+  "texts that are not UTF-8 neither hide rows of a list by %s nor repeat them (%s)",
+  (order, column, end) => {
+    const store = open(
+      `CREATE TABLE items(id TEXT PRIMARY KEY, ${column}, updated_at INTEGER)${end}`,
+    );
+    const texts = ["ff", "fe", "fe00", "80", "f09f9880", "efbfbd", "00", "41", ""];
+    for (const text of texts) {
+      // A row whose id is not UTF-8 is not listed, and not in the way of others.
+      for (const id of texts)
+        store.db.run(`INSERT INTO items VALUES (CAST(x'${id}' AS TEXT), CAST(x'${text}' AS TEXT), 1)
+                    ON CONFLICT DO NOTHING`);
+      store.db.run(`INSERT INTO items VALUES ('id ${text}', CAST(x'${text}' AS TEXT), 1)`);
+    }
+    store.db.run("INSERT INTO items VALUES ('n1', NULL, 1), ('n2', 7, 1), ('n3', x'', 1)");
+    const whole = page(store, 100);
+    expect([whole.order as string, whole.next]).toEqual([order, undefined]);
+    expect(whole.ids.length).toBe(texts.length + 3 + 5);
+    for (const limit of [1, 2, 3, 7]) expect(allPages(store, limit).ids).toEqual(whole.ids);
+  },
+);
+
 test("a page is a place, not a number: rows that come and go do not shift it", () => {
   const store = open();
   fill(store, 10, uuid7, (n) => n);

@@ -145,6 +145,29 @@ describe.each([0, 1])("program %p", (which) => {
       [["x", MS]],
     ],
     [
+      "updated_at as text, with digits and fractions",
+      "id TEXT PRIMARY KEY, body, updated_at TEXT",
+      `('a', 'digits', '${MS + 1}'), ('b', 'number', ${MS + 2}), ('c', 'real', ${MS + 3}.0), ('d', 's', '1700000000'), ('e', 's.', '1700000000.123'),
+       ('f', 'us', '${MS}456'), ('g', 'us real', ${MS * 1e3}.0), ('h', 'ns', ' ${MS}999999 '), ('i', 'zero', '0'), ('j', 'minus', '-5'),
+       ('k', 'iso', '2023-11-14T22:13:20.500Z'), ('l', 'zone', '2023-11-15T00:13:59.999+02:00'), ('m', 'long', '2023-11-14 22:13:20.123456'), ('n', 'old', '1969-12-31 23:59:59.999')`,
+      [
+        ["digits", MS + 1],
+        ["iso", MS + 500],
+        ["long", MS + 123],
+        ["minus", -5],
+        ["ns", MS],
+        ["number", MS + 2],
+        ["old", -1],
+        ["real", MS + 3],
+        ["s", MS],
+        ["s.", MS + 123],
+        ["us", MS],
+        ["us real", MS],
+        ["zero", 0],
+        ["zone", MS + 39_999],
+      ],
+    ],
+    [
       "updated_at as DATETIME",
       "id TEXT PRIMARY KEY, body, updated_at DATETIME",
       "('a', 'x', '2023-11-14T22:13:20Z'), ('b', 'y', 1700000000.5)",
@@ -163,6 +186,21 @@ describe.each([0, 1])("program %p", (which) => {
       "updated_at that is generated",
       `id TEXT PRIMARY KEY, body, updated_at INTEGER AS (${MS}) VIRTUAL`,
       "('a', 'x')",
+      [["x", MS]],
+    ],
+    [
+      "updated_at as a column of other values in every row",
+      "id TEXT PRIMARY KEY, body TEXT UNIQUE, updated_at INTEGER UNIQUE, UNIQUE(updated_at, body)",
+      `('a', 'x', ${MS}), ('b', 'y', 5)`,
+      [
+        ["x", MS],
+        ["y", 5],
+      ],
+    ],
+    [
+      "updated_at as the key",
+      "id TEXT, body, updated_at INTEGER PRIMARY KEY",
+      `('a', 'x', ${MS})`,
       [["x", MS]],
     ],
     [
@@ -254,6 +292,31 @@ describe.each([0, 1])("program %p", (which) => {
         },
       );
     },
+  );
+
+  here(
+    "indexes that keep updated_at unique are ordinary ones, and others stay as they are",
+    (program) =>
+      remedy(
+        program,
+        `CREATE TABLE t(id TEXT PRIMARY KEY, n, updated_at INTEGER, s INTEGER AS (updated_at / 1000));
+       CREATE UNIQUE INDEX one ON t(updated_at DESC) WHERE n > 0; CREATE UNIQUE INDEX /* two */ "t w o" ON t(s);
+       CREATE UNIQUE INDEX pair ON t(n, updated_at); INSERT INTO t(id, n, updated_at) VALUES('a', 1, ${MS})`,
+        "t",
+        ({ reason, all, db }) => {
+          expect(reason).toContain("has to be UNIQUE");
+          db.run(`INSERT INTO t(id, n, updated_at) VALUES('b', 2, ${MS})`);
+          expect(() => db.run(`INSERT INTO t(id, n, updated_at) VALUES('c', 2, ${MS})`)).toThrow();
+          expect(all("SELECT name FROM sqlite_master WHERE type = 'index' AND sql > ''")).toEqual([
+            ["pair"],
+            ["one"],
+            ["t w o"],
+          ]);
+          expect(all("SELECT sql FROM sqlite_master WHERE name = 'one'")).toEqual([
+            ["CREATE INDEX one ON t(updated_at DESC) WHERE n > 0"],
+          ]);
+        },
+      ),
   );
 
   const touches: [string, string][] = [

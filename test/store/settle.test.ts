@@ -33,6 +33,23 @@ test("a row without a stamp gets one, in the table and in the log", async () => 
   expect(stamps(file, "a")).toEqual([file.clock.ms, file.clock.ms]);
 });
 
+test("a stamp below all that peers take becomes one that they do, and a delete too", async () => {
+  await using file = await opened();
+  const values = (id: string) => `('${id}', -9007199254740992), ('${id}1', -9223372036854775808)`;
+  file.write(`INSERT INTO notes(id, updated_at) VALUES${values("a")}, ('b', -9007199254740991)`);
+  await file.settle();
+  expect(stamps(file, "a")).toEqual([file.clock.ms, file.clock.ms]);
+  expect(stamps(file, "a1")).toEqual([file.clock.ms, file.clock.ms]);
+  expect(stamps(file, "b")).toEqual([-9007199254740991, -9007199254740991]);
+  file.write(`UPDATE _meta SET value = 1; INSERT INTO notes(id, updated_at) VALUES${values("c")};
+    UPDATE _meta SET value = 0; DELETE FROM notes WHERE id = 'c'`);
+  await file.store.queue.run("local", (transaction) =>
+    file.store.repository.remove(file.store.table("notes")!, "c1", transaction),
+  );
+  expect([...stamps(file, "c"), tombstone(file, "c")]).toEqual([undefined, 0, 0]);
+  expect([...stamps(file, "c1"), tombstone(file, "c1")]).toEqual([undefined, 0, 0]);
+});
+
 test("the program that wrote sees the stamp it wrote", async () => {
   await using file = await opened();
   const returned = file.rows("INSERT INTO notes(id) VALUES('a') RETURNING updated_at");
@@ -289,6 +306,16 @@ describe("the application's trigger forbids a lift", () => {
       expect(said[0]).toMatchObject({ table: "notes", text: expect.stringContaining(why) });
     },
   );
+
+  test("a stamp that peers do not take is version 0 to them", async () => {
+    await using file = await opened(guardian("ABORT, 'append only'"));
+    file.write(
+      "INSERT INTO notes(id, updated_at) VALUES('held low', -9007199254740992), ('held text', 'x')",
+    );
+    await file.settle();
+    expect(stamps(file, "held low")).toEqual([-9007199254740992, 0]);
+    expect(stamps(file, "held text")).toEqual(["x", 0]);
+  });
 
   test("with RAISE(ROLLBACK): a write that comes next does not pay for it", async () => {
     await using file = await opened(guardian("ROLLBACK, 'append only'"));

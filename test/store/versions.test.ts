@@ -1,6 +1,8 @@
 /** DESIGN.md, "Versions": what becomes of a row, from what was recorded of it. */
+import { Database } from "bun:sqlite";
 import { expect, test } from "bun:test";
 import {
+  isOddSql,
   judgeVersion,
   type LiftVerdict,
   type Stamp,
@@ -145,7 +147,18 @@ test.each<[number | null, string, Stamp]>([
   [2 ** 53 - 2, "integer", 2 ** 53 - 2],
   [2 ** 53 - 1, "integer", "odd"],
   [2 ** 63, "integer", "odd"],
+  [-(2 ** 53) + 1, "integer", -(2 ** 53) + 1],
+  [-(2 ** 53), "integer", "odd"],
   [-(2 ** 63), "integer", "odd"],
 ])("a stored %p of type %s counts as %p", (value, kind, expected) => {
   expect(stampOf(value, kind)).toBe(expected);
+  const db = new Database(":memory:");
+  db.run("CREATE TABLE t(updated_at)");
+  const exact = kind === "integer" && value !== null ? BigInt(value) : value;
+  if (exact === null || exact < 2n ** 63n) {
+    db.run("INSERT INTO t VALUES(?)", [kind === "text" ? String(exact) : exact]);
+    const sql = `SELECT ${isOddSql("updated_at")} AS odd FROM t`;
+    expect(db.query(sql).get()).toEqual({ odd: expected === "odd" ? 1 : 0 });
+  }
+  db.close();
 });
