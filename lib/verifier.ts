@@ -207,7 +207,8 @@ export class Verifier {
     };
     const fields = { neighbours, differing, repaired };
     if (differing > 0) {
-      log.warn("compared with the neighbours: rows differed and were repaired", fields);
+      const outcome = repaired === differing ? "were repaired" : "not all could be repaired";
+      log.warn(`compared with the neighbours: rows differed, and ${outcome}`, fields);
     } else if (inFlight.length > 0) {
       log.info("compared with the neighbours: equal but for what is on its way", fields);
     } else log.info("compared with the neighbours: all rows are equal", fields);

@@ -210,7 +210,7 @@ class WorkerShipper implements ShipperHandle {
 }
 
 /** What is known of a peer before the worker says anything: nobody must take it for a node without peers. */
-function unheard({ url, watermark }: PeerStart, settledThrough: number): PeerStatus {
+export function unheard({ url, watermark }: PeerStart, settledThrough: number): PeerStatus {
   const pending = Math.max(0, settledThrough - watermark);
   return {
     url,

@@ -71,6 +71,15 @@ const FILL_BYTES_MAX = 4 * SLICE_BYTES;
 /** Rows may be a MiB each: the size of the first few tells how many more fit. */
 const FIRST_STEP_ROWS = 8;
 
+function goneThrough(db: Database): number {
+  return Number(setting(db, GONE_SETTING) ?? 0);
+}
+
+/** Before entries of fills up to here leave the log: a peer's mark may be for one of them. */
+export function noteFillsGone(db: Database, through: number): void {
+  if (through > goneThrough(db)) setSetting(db, GONE_SETTING, through);
+}
+
 export class Filler {
   readonly #db: Database;
   readonly #options: FillerOptions;
@@ -107,7 +116,7 @@ export class Filler {
   abandon(url: string): void {
     const fill = this.#all().find((one) => one.url === url)?.fill;
     if (fill === undefined) return;
-    this.#noteGone(this.#newest());
+    noteFillsGone(this.#db, this.#newest());
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND only_for = ?")
       .run(fill.dropped, url);
@@ -116,11 +125,7 @@ export class Filler {
 
   /** Up to here entries of fills have left the log, though they were shipped. */
   get goneThrough(): number {
-    return Number(setting(this.#db, GONE_SETTING) ?? 0);
-  }
-
-  #noteGone(through: number): void {
-    if (through > this.goneThrough) setSetting(this.#db, GONE_SETTING, through);
+    return goneThrough(this.#db);
   }
 
   /** What fills may add to the log at most: a peer must not be cut off for what is made for it. */
@@ -196,7 +201,7 @@ export class Filler {
     this.#db
       .query("DELETE FROM _changes WHERE change_id > ? AND change_id <= ? AND only_for = ?")
       .run(fill.dropped, dropped, url);
-    this.#noteGone(dropped);
+    noteFillsGone(this.#db, dropped);
     const next = { ...fill, dropped };
     this.#write(url, next);
     return next;

@@ -161,10 +161,11 @@ function faultOf(db: Database, { name, key, columns, isNumbered }: ContractTable
  */
 export function migrate(db: Database): string[] {
   const before = migrationLevel(db) === MIGRATIONS.length ? new Set(ownTableNames(db)) : undefined;
-  const hasFlag = columnNames(db, "_meta").length > 0;
+  const hadFlag = columnNames(db, "_meta").length > 0 && wasSynced(db);
   db.run(CREATE_CONTRACT_SQL);
   // Where the flag is gone from a table that was there, nothing was captured: settling has to see that.
-  if (!hasFlag) db.run("INSERT INTO _meta(key, value) VALUES ('syncing', 0)");
+  // A file that no node ever used has nothing to be captured: a schema may bring the table along, empty.
+  if (!hadFlag) db.run("INSERT OR IGNORE INTO _meta(key, value) VALUES ('syncing', 0)");
   for (const [table, column, type] of ADDED_COLUMNS) {
     if (columnNames(db, table).includes(column)) continue;
     db.run(`ALTER TABLE ${table} ADD COLUMN "${column}" ${type}`);

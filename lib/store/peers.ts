@@ -6,6 +6,7 @@
 import type { Database } from "bun:sqlite";
 import type { Mark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
+import { noteFillsGone } from "./filler.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 
 export interface PeerRow {
@@ -125,8 +126,13 @@ export class Peers {
       return start;
     });
     // What a fill had made for a peer that is gone is nobody's, and no watermark would pass it.
-    const forget = this.#db.query("DELETE FROM _changes WHERE only_for = ?");
-    for (const [url, { fill }] of known) if (fill !== null && !urls.includes(url)) forget.run(url);
+    const forget = this.#db.query<{ id: number }, [string]>(
+      "DELETE FROM _changes WHERE only_for = ? RETURNING change_id AS id",
+    );
+    for (const [url, { fill }] of known) {
+      if (fill === null || urls.includes(url)) continue;
+      noteFillsGone(this.#db, Math.max(0, ...forget.all(url).map(({ id }) => id)));
+    }
     const gone = [...known].filter(([url]) => !urls.includes(url));
     for (const [, { db_id, fill, fill_wanted }] of gone) {
       if (db_id !== null && (fill ?? fill_wanted) !== null)

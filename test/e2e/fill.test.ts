@@ -665,7 +665,7 @@ describe("comparing with the neighbours by itself", () => {
       });
       expect(await settled([a, b])).toHaveLength(2);
       expect((await b.item(id))?.value).toBe(2);
-      expect(a.said() + b.said()).toContain("rows differed and were repaired");
+      expect(a.said() + b.said()).toContain("rows differed, and were repaired");
     },
     TEST_MS_MAX,
   );

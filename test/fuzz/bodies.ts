@@ -3,6 +3,7 @@
  * which some are not, then damage to their structure, their tokens and their bytes.
  */
 import { formatValue } from "../../lib/protocol/values.ts";
+import { damage } from "../support/damage.ts";
 import { randomValue } from "../support/random-values.ts";
 import { T } from "../support/receive-fixture.ts";
 import type { Seeded } from "../support/seeded.ts";
@@ -368,49 +369,4 @@ function edited(json: Json, random: Seeded): Json[] {
   if (kind === 2) return [array([json])];
   if (kind === 3) return [oddValue(random)];
   return [mutate(json, random)];
-}
-
-const PIECES = [
-  '"',
-  "\\",
-  "{",
-  "}",
-  "[",
-  "]",
-  ",",
-  ":",
-  "null",
-  "1e",
-  "-",
-  "0",
-  "\\u",
-  "\\ud800",
-  '"row":{',
-  '"changes":[',
-  '"batch_id":1,',
-  '"op":"DELETE",',
-  "\u0000",
-  " ",
-  "\ufeff",
-];
-
-/** Bytes changed, taken out, doubled and put in. */
-function damage(body: Uint8Array, random: Seeded): Uint8Array {
-  const at = random.below(body.length + 1);
-  const join = (...parts: (Uint8Array | string)[]) =>
-    new Uint8Array(Buffer.concat(parts.map((part) => Buffer.from(part as Uint8Array))));
-  switch (random.below(5)) {
-    case 0:
-      return body.map((byte, i) => (i === at ? random.below(256) : byte));
-    case 1:
-      return join(body.subarray(0, at), body.subarray(at + 1 + random.below(6)));
-    case 2: {
-      const from = random.below(body.length);
-      return join(body.subarray(0, at), body.subarray(from, from + 40), body.subarray(at));
-    }
-    case 3:
-      return body.subarray(0, at);
-    default:
-      return join(body.subarray(0, at), random.pick(PIECES), body.subarray(at));
-  }
 }

@@ -323,6 +323,12 @@ const HEADERS: Readonly<Record<Step["sender"], Readonly<Record<string, string>>>
   hub: { "X-Node-Id": "go", "X-Node-Url": "http://hub:9000" },
 };
 
+/** What a client reads of an answer to /sync: an acknowledgement or an error. */
+interface Posted {
+  readonly status: number;
+  readonly json: { readonly applied: number; readonly ack: number; readonly error?: string };
+}
+
 class FuzzNode {
   readonly node: TestNode;
   readonly #app: Hono;
@@ -354,8 +360,7 @@ class FuzzNode {
     this.node.app.run("INSERT INTO secrets VALUES ('row 0', 'secret', 1)");
   }
 
-  // biome-ignore lint/suspicious/noExplicitAny: what a client reads is JSON.
-  async post(body: Uint8Array, sender: Step["sender"]): Promise<{ status: number; json: any }> {
+  async post(body: Uint8Array, sender: Step["sender"]): Promise<Posted> {
     const response = await this.#app.fetch(
       new Request("http://b/sync", {
         method: "POST",
@@ -366,7 +371,7 @@ class FuzzNode {
     if (this.#reported.length > 0) {
       throw new Finding(`${response.status}: ${Bun.inspect(this.#reported[0])}`);
     }
-    return { status: response.status, json: await response.json() };
+    return { status: response.status, json: (await response.json()) as Posted["json"] };
   }
 
   /** All of it: of what is due at once only so much is done in one go. */

@@ -9,6 +9,7 @@ import {
   parseChange,
 } from "../../lib/protocol/batch.ts";
 import { JSON_DEPTH_MAX } from "../../lib/protocol/limits.ts";
+import { damage } from "../support/damage.ts";
 import { forSeeds, type Seeded } from "../support/seeded.ts";
 
 // Generous: the machine may be busy with other tests.
@@ -398,57 +399,12 @@ function rowOf(change: JsonValue): { readonly [member: string]: JsonValue } | un
   return isObject(row) ? row : undefined;
 }
 
-/** Damage of every kind: bytes changed, cut, doubled, and tokens put where they do not belong. */
-function damage(random: Seeded, body: Uint8Array): Uint8Array {
-  const at = random.below(body.length + 1);
-  const tokens = [
-    '"',
-    "\\",
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    ":",
-    "null",
-    "1e",
-    "-",
-    "\\u",
-    '"row":{',
-    '"changes":[',
-    '"batch_id":1,',
-    "\u0000",
-    " ",
-    "0",
-  ];
-  switch (random.below(4)) {
-    case 0:
-      return Uint8Array.from(body, (byte, i) => (i === at ? random.below(256) : byte));
-    case 1:
-      return Uint8Array.from([...body.subarray(0, at), ...body.subarray(at + 1 + random.below(4))]);
-    case 2: {
-      const from = random.below(body.length);
-      return Uint8Array.from([
-        ...body.subarray(0, at),
-        ...body.subarray(from, from + 20),
-        ...body.subarray(at),
-      ]);
-    }
-    default:
-      return Uint8Array.from([
-        ...body.subarray(0, at),
-        ...utf8.encode(random.pick(tokens)),
-        ...body.subarray(at),
-      ]);
-  }
-}
-
 test("any body is a batch, exactly as JSON.parse reads it, or a BatchError", async () => {
   const strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
   let batches = 0;
   await forSeeds(6_000, (random) => {
     let body: Uint8Array = utf8.encode(writeBatch(random).body);
-    for (let i = random.below(4); i > 0; i--) body = damage(random, body);
+    for (let i = random.below(4); i > 0; i--) body = damage(body, random);
     let expected: { batch_id?: unknown; changes?: JsonValue[] | null } | undefined;
     try {
       expected = JSON.parse(strict.decode(body));

@@ -6,9 +6,12 @@
 import type { Database } from "bun:sqlite";
 import type { Timers } from "../../lib/base/clock.ts";
 import { formatIdentity, parseIdentity } from "../../lib/protocol/identity.ts";
-import type { PeerStart } from "../../lib/protocol/peer.ts";
 import { LogBatchSource } from "../../lib/shipper/batch.ts";
-import type { ShipperHandle, ShipperHandleOptions } from "../../lib/shipper/handle.ts";
+import {
+  type ShipperHandle,
+  type ShipperHandleOptions,
+  unheard,
+} from "../../lib/shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "../../lib/shipper/messages.ts";
 import { Shipper } from "../../lib/shipper/shipper.ts";
 import {
@@ -116,23 +119,6 @@ export class SimShipper implements ShipperHandle {
     this.#options.onMessage(message);
     if (message.kind === "drained") this.#onDrained?.(message.pending);
   }
-}
-
-/** As in lib/shipper/handle.ts: before the first word of the shipper. */
-function unheard({ url, watermark }: PeerStart, settledThrough: number): PeerStatus {
-  const pending = Math.max(0, settledThrough - watermark);
-  return {
-    url,
-    state: pending === 0 ? "idle" : "waiting",
-    nodeId: undefined,
-    make: undefined,
-    dbId: undefined,
-    lastAcked: watermark,
-    pending,
-    lastError: undefined,
-    lastContactMs: undefined,
-    clockOffsetMs: undefined,
-  };
 }
 
 class SimTransport implements Transport {

@@ -72,3 +72,12 @@ test("entries of a fill, there, taken, or given up: they say nothing", async () 
   expect(store.log.has(taken)).toBe(false);
   expect(store.judgeMark(1, { batchId: taken, hash: "0" })).toBe("fine");
 });
+
+test("entries of a fill whose peer was removed: they say nothing, either", async () => {
+  const { store } = file;
+  await store.fill(B, "asked for");
+  const inFill = newest();
+  store.configurePeers(["http://c"], (url) => url);
+  expect(store.log.has(inFill)).toBe(false);
+  expect(store.judgeMark(0, { batchId: inFill, hash: "0" })).toBe("fine");
+});

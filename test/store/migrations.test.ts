@@ -57,6 +57,17 @@ test.each([
   expect(schema(db)).toEqual(made);
 });
 
+test("a schema may bring _meta along without its row: the flag is put in, and nothing counts as unseen", () => {
+  const db = database("CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER)");
+  migrate(db);
+  expect(db.query("SELECT key, value FROM _meta").values()).toEqual([["syncing", 0]]);
+  // Where a node used the file, its triggers captured nothing without the row: settling must see that.
+  db.run("DELETE FROM _meta");
+  migrate(db);
+  expect(db.query("SELECT * FROM _meta").values()).toEqual([]);
+  db.close();
+});
+
 test("what the oldest nodes log, before and after, is of items", () => {
   const db = database(`${OLDEST}; INSERT INTO _changes(op, row_id) VALUES('INSERT', 'a')`);
   migrate(db);
