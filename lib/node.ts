@@ -9,6 +9,7 @@ import { systemTimers } from "./base/clock.ts";
 import { HookSyncError, RequestError } from "./base/errors.ts";
 import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
+import { Bridge, type BridgeSource, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
 import { CdcError } from "./cdc/error.ts";
 import { CdcService } from "./cdc/service.ts";
 import { parseWatermark } from "./cdc/stream.ts";
@@ -41,6 +42,8 @@ export interface NodeOptions {
   readonly random: Random;
   readonly version: string;
   readonly timers?: Timers;
+  /** What is followed and brought into the mesh. */
+  readonly source?: BridgeSource | undefined;
 }
 
 export interface RunningNode {
@@ -79,6 +82,7 @@ class Node implements RunningNode {
   #digestHandle: DigestHandle | undefined;
   #verifier: Verifier | undefined;
   #cdc: CdcService | undefined;
+  #bridge: Bridge | undefined;
   #tick: Cancel | undefined;
   #isStopping = false;
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
@@ -102,6 +106,8 @@ class Node implements RunningNode {
   async start(): Promise<void> {
     const { config } = this.#options;
     const path = resolvePath(config.dbPath);
+    const { source } = this.#options;
+    if (source !== undefined) await refuseOwnMesh(source, this.#ownMesh());
     this.#lock = lockFile(path);
     try {
       if (existsSync(path) && statSync(path).size > 0) Store.inspect(path, config.tables);
@@ -147,6 +153,7 @@ class Node implements RunningNode {
       path,
       nodeId: config.id,
       asked: config.tables,
+      makesDefaultTable: this.#options.source === undefined,
       schemaSql: config.schema?.sql,
       synchronous: config.synchronous,
       parkedBytesMax: config.parkedBytesMax,
@@ -233,6 +240,7 @@ class Node implements RunningNode {
     });
     this.#server!.reload({ fetch: (request) => app.fetch(request) });
     const added = mesh.start();
+    this.#startBridge(path, store);
     this.summary = this.#describe(path, store, added);
     if (config.join !== undefined) {
       mesh
@@ -259,6 +267,34 @@ class Node implements RunningNode {
       const hint = "Start without --cdc, or change what is named.";
       throw new HookSyncError("store-failed", error.message, hint, error);
     }
+  }
+
+  #startBridge(path: string, store: Store): void {
+    const { source, log, clock, random } = this.#options;
+    if (source === undefined) return;
+    this.#bridge = new Bridge({
+      source,
+      store,
+      path,
+      ownMesh: () => this.#ownMesh(),
+      log,
+      clock,
+      timers: this.#timers,
+      random,
+    });
+    this.#bridge.start();
+  }
+
+  /** By what a source is known to be one of us. */
+  #ownMesh(): OwnMesh {
+    const { config } = this.#options;
+    const known = this.#store?.peers.rows() ?? [];
+    const dbIds = [this.#store?.dbId, ...known.map(({ dbId }) => dbId)];
+    const urls = [...config.peers, ...known.map(({ url }) => url), config.nodeUrl, this.url];
+    return {
+      dbIds: new Set(dbIds.filter((id) => typeof id === "string")),
+      urls: new Set(urls.filter((url) => typeof url === "string" && url !== "")) as Set<string>,
+    };
   }
 
   #cdcSource(service: CdcService): CdcSource {
@@ -307,6 +343,8 @@ class Node implements RunningNode {
         ? "no peers"
         : `peers ${urls.map((url) => (added.includes(url) ? `${url} (new)` : url)).join(", ")}`,
     );
+    const following = this.#bridge?.report().source;
+    if (following !== undefined) lines.push(`following ${following} into the mesh`);
     return lines;
   }
 
@@ -420,9 +458,11 @@ class Node implements RunningNode {
     const { config, version, clock } = this.#options;
     const store = this.#store!;
     const letters = store.deadLetters.counts();
+    const refusal = this.#bridge?.refusal;
+    const reasons = [...this.#reasons.values(), ...(refusal === undefined ? [] : [refusal])];
     return {
-      ok: this.#reasons.size === 0,
-      reasons: [...this.#reasons.values()],
+      ok: reasons.length === 0,
+      reasons,
       warnings: [...this.#warnings.values(), ...this.#mesh!.warnings()],
       nodeId: config.id,
       version,
@@ -439,6 +479,7 @@ class Node implements RunningNode {
         notSynced: store.survey.notSynced,
       },
       ...(this.#cdc === undefined ? {} : { followers: this.#cdc.followers() }),
+      ...(this.#bridge === undefined ? {} : { following: this.#bridge.report() }),
       sqliteVersion: store.sqliteVersion,
       uptimeS: Math.floor((clock.monotonicMs() - this.#startedMs) / 1_000),
     };
@@ -471,6 +512,7 @@ class Node implements RunningNode {
       await this.#waited(STOP_LOOK_MS);
     }
     await this.#server!.stop(true);
+    await this.#bridge?.stop();
     store.queue.hurry();
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;

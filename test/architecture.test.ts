@@ -35,7 +35,9 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   http: ["shipper", "store", "protocol", "base"],
   "mesh.ts": ["http", "shipper", "store", "config.ts", "protocol", "base"],
   "verifier.ts": ["http", "shipper", "store", "protocol", "base"],
+  "bridge.ts": ["http", "shipper", "store", "cdc", "protocol", "base"],
   "node.ts": [
+    "bridge.ts",
     "mesh.ts",
     "verifier.ts",
     "http",
@@ -46,7 +48,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     "protocol",
     "base",
   ],
-  cli: ["node.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
+  cli: ["node.ts", "bridge.ts", "http", "shipper", "store", "cdc", "config.ts", "protocol", "base"],
 };
 
 /** Static and dynamic, of values and of types. */

@@ -6,7 +6,7 @@
 import { Database } from "bun:sqlite";
 import { readCopy } from "./copy.ts";
 import { CdcError } from "./error.ts";
-import { applyBatch, type Replica } from "./replica.ts";
+import type { FollowTarget } from "./stream.ts";
 import { CdcTailer } from "./tailer.ts";
 
 /** What `followClosedFile` came to. */
@@ -19,7 +19,7 @@ export interface ClosedFileOutcome {
 /** Brings the follower to the end of the file's log, by a copy where the log is not enough. */
 export async function followClosedFile(
   path: string,
-  replica: Replica,
+  replica: FollowTarget,
   nowMs: number,
 ): Promise<ClosedFileOutcome> {
   const db = new Database(path, { readonly: true });
@@ -30,7 +30,7 @@ export async function followClosedFile(
     let transactions = 0;
     try {
       for (let batch = await tailer.pollBatch(); batch !== null; batch = await tailer.pollBatch()) {
-        if (applyBatch(replica, batch) === "applied") transactions++;
+        if ((await replica.apply(batch)) === "applied") transactions++;
         batch.close();
       }
       return { transactions, copied: undefined };
@@ -47,13 +47,13 @@ export async function followClosedFile(
 
 async function copy(
   db: Database,
-  replica: Replica,
+  replica: FollowTarget,
   nowMs: number,
   copied: string,
 ): Promise<ClosedFileOutcome> {
   const batch = await readCopy(db, nowMs);
   try {
-    applyBatch(replica, batch);
+    await replica.apply(batch);
   } finally {
     batch.close();
   }

@@ -12,9 +12,8 @@ import type { Cancel, Clock, Timers } from "../base/clock.ts";
 import type { Random } from "../base/random.ts";
 import type { Batch } from "./change.ts";
 import { CdcError } from "./error.ts";
-import type { Replica } from "./replica.ts";
 import type { SpoolOptions } from "./spool.ts";
-import { followCdc, formatWatermark } from "./stream.ts";
+import { type FollowTarget, followCdc, formatWatermark } from "./stream.ts";
 
 /** Three heartbeats: a connection that is silent for longer is dead, whatever the socket says. */
 const SILENCE_MS_MAX = 30_000;
@@ -32,7 +31,7 @@ export interface FollowerStatus {
 
 /** What a follower needs of the world around it. */
 export interface FollowerOptions {
-  readonly replica: Replica;
+  readonly replica: FollowTarget;
   /** Opens the stream of a position (`formatWatermark`); throws where it cannot. */
   connect(query: string, signal: AbortSignal): Promise<AsyncIterable<Uint8Array>>;
   readonly clock: Clock;

@@ -35,6 +35,7 @@ export { ChangeSpool, type SpoolOptions } from "./spool.ts";
 export { SqliteCapture } from "./sqlite-capture.ts";
 export {
   type FollowOptions,
+  type FollowTarget,
   followCdc,
   formatWatermark,
   parseWatermark,

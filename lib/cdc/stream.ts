@@ -10,7 +10,7 @@ import type { CdcConnection, MaybePromise } from "./connection.ts";
 import { readCopy } from "./copy.ts";
 import { CdcError } from "./error.ts";
 import { encodeBeat, encodeFrames, encodeStop, type FrameOptions, FrameReader } from "./frames.ts";
-import { type ApplyOutcome, applyBatch, type Replica } from "./replica.ts";
+import type { ApplyOutcome } from "./replica.ts";
 import { CdcTailer } from "./tailer.ts";
 
 /** How soon a follower has what was committed, against what looking costs: a read of one row. */
@@ -215,6 +215,14 @@ class StreamSource {
   }
 }
 
+/** Where batches go: a `Replica`, or anything else that keeps its watermark with what it applies. */
+export interface FollowTarget {
+  /** How far it is; null before the first batch. */
+  watermark(): Watermark | null;
+  /** Applies all of a batch with its watermark, or nothing; see `applyBatch`. */
+  apply(batch: Batch): MaybePromise<ApplyOutcome>;
+}
+
 /** What `followCdc` tells of each batch after it is applied. */
 export interface FollowOptions extends FrameOptions {
   onBatch?(batch: Batch, outcome: ApplyOutcome): void;
@@ -226,7 +234,7 @@ export interface FollowOptions extends FrameOptions {
  * was cut or stopped: `needsCopy` tells whether to ask again from the watermark or for a copy.
  */
 export async function followCdc(
-  replica: Replica,
+  replica: FollowTarget,
   chunks: AsyncIterable<Uint8Array>,
   options: FollowOptions = {},
 ): Promise<void> {
@@ -237,7 +245,7 @@ export async function followCdc(
         if (event.kind === "stop")
           throw new CdcError(event.code, `the source says: ${event.message}`);
         if (event.kind === "beat") options.onBeat?.();
-        else applyAndClose(replica, event.batch, options);
+        else await applyAndClose(replica, event.batch, options);
       }
     }
     reader.end();
@@ -246,9 +254,13 @@ export async function followCdc(
   }
 }
 
-function applyAndClose(replica: Replica, batch: Batch, options: FollowOptions): void {
+async function applyAndClose(
+  replica: FollowTarget,
+  batch: Batch,
+  options: FollowOptions,
+): Promise<void> {
   try {
-    const outcome = applyBatch(replica, batch);
+    const outcome = await replica.apply(batch);
     options.onBatch?.(batch, outcome);
   } finally {
     batch.close();

@@ -9,16 +9,20 @@
 import { existsSync } from "node:fs";
 import { dirname } from "node:path";
 import { systemClock, systemTimers } from "../base/clock.ts";
+import { readFlags } from "../base/flags.ts";
 import { systemRandom } from "../base/random.ts";
+import type { BridgeSource } from "../bridge.ts";
 import { CdcError } from "../cdc/error.ts";
 import { Follower, type FollowerStatus } from "../cdc/follower.ts";
 import { Replica } from "../cdc/replica.ts";
+import { SETTINGS } from "../config.ts";
 import { createCopyApp } from "../http/copy-app.ts";
 import { streamFrom } from "../shipper/node-client.ts";
 import { CopyRows } from "../store/copy-rows.ts";
 import { type Command, EXIT_FAILED, EXIT_OK, type Runtime } from "./command.ts";
 import { DB_FLAG, readFileWords } from "./file-words.ts";
 import { askDirectly, type NodeFlag, readUrl, refuse, TOKEN_FLAG } from "./node-words.ts";
+import { runNode } from "./serve.ts";
 import { flagLines } from "./usage.ts";
 
 const NAME_FLAG: NodeFlag = {
@@ -31,7 +35,24 @@ const LISTEN_FLAG: NodeFlag = {
   value: "ADDR",
   help: "answer GET /health and GET /api/TABLE here, on this machine: :9003",
 };
-const FLAGS = [{ ...DB_FLAG, help: "the copy" }, NAME_FLAG, LISTEN_FLAG, TOKEN_FLAG];
+const INTO_MESH_FLAG: NodeFlag = {
+  name: "into-mesh",
+  value: undefined,
+  help: "run a node that brings what the source has into its mesh; see below",
+};
+const SOURCE_TOKEN_FLAG: NodeFlag = {
+  name: "source-token",
+  value: "TEXT",
+  help: "with --into-mesh: the source's --admin-token; --admin-token is the node's own then",
+};
+const FLAGS = [
+  { ...DB_FLAG, help: "the copy" },
+  NAME_FLAG,
+  LISTEN_FLAG,
+  TOKEN_FLAG,
+  INTO_MESH_FLAG,
+  SOURCE_TOKEN_FLAG,
+];
 
 /** A file at rest is named by where it is. */
 const FILE_SOURCE = /^(?:turso|sqlite)-file:(.+)$/;
@@ -40,6 +61,7 @@ export const follow: Command = {
   name: "follow",
   summary: "keep a read copy of a node's file, transaction by transaction",
   usage: `Usage: hook-sync follow SOURCE --db COPY [--name NAME] [--listen ADDR]
+       hook-sync follow SOURCE --into-mesh --id NAME --db FILE [flags of serve]
 
 Makes COPY a copy of the source and keeps it one. Programs that read it see the source as it was after
 some transaction, never half of one. Tables that the source creates, alters or drops follow. What the
@@ -51,11 +73,22 @@ file that no program has open: turso-file:app.db, sqlite-file:node1.db. A file i
 ${flagLines(FLAGS)}
   hook-sync follow http://127.0.0.1:9001 --db copy.db --name copy1
   hook-sync follow turso-file:app.db --db copy.db
+
+With --into-mesh one process is a node, with every flag of serve (hook-sync help serve), and follows
+SOURCE at the same time: each transaction becomes one of FILE, is captured like any other write and
+shipped to the peers. Tables with id TEXT PRIMARY KEY are made in FILE where they are missing (with an
+updated_at where the source has none) and synced; the others are named in /health. --tables takes those
+alone. The first copy changes what is different and deletes nothing that did not come from the source.
+SOURCE must not belong to the same mesh.
+
+  hook-sync follow http://127.0.0.1:9001 --into-mesh --id bridge --db bridge.db --listen :9004 \\
+    --peer http://127.0.0.1:9002
 `,
   run: runFollow,
 };
 
 async function runFollow(argv: readonly string[], runtime: Runtime): Promise<number> {
+  if (argv.some((word) => /^--?into-mesh(?:=true)?$/.test(word))) return bridge(argv, runtime);
   const words = readFileWords(argv, FLAGS, 1);
   const mistakes = [...words.mistakes];
   const [source = ""] = words.flags.words;
@@ -98,6 +131,39 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
   } finally {
     replica.close();
   }
+}
+
+/** The node's own flags go on to it; what is wrong with them it says itself. */
+async function bridge(argv: readonly string[], runtime: Runtime): Promise<number> {
+  const {
+    values,
+    words,
+    mistakes: wrong,
+  } = readFlags(argv, [...SETTINGS, NAME_FLAG, INTO_MESH_FLAG, SOURCE_TOKEN_FLAG]);
+  const mistakes = [...wrong];
+  const [given = "", ...more] = words;
+  const path = FILE_SOURCE.exec(given)?.[1];
+  if (given === "") {
+    const right = "missing; expected what to follow: http://host:9001 or turso-file:app.db";
+    mistakes.push({ where: "SOURCE", value: undefined, right });
+  }
+  for (const word of more) {
+    mistakes.push({ where: "argument", value: word, right: "expected no such word here" });
+  }
+  const url = given === "" || path !== undefined ? "" : readUrl("SOURCE", given, mistakes);
+  if (mistakes.length > 0) return refuse(runtime, mistakes, "follow");
+  if (path !== undefined && !existsSync(path)) return tell(runtime, `there is no file ${path}`);
+  const named = values.get("name")?.[0];
+  const token = values.get("source-token")?.[0];
+  const own = SETTINGS.flatMap((setting) =>
+    (values.get(setting.name) ?? []).map((text) => `--${setting.name}=${text}`),
+  );
+  return runNode(own, runtime, async (options) => {
+    const name = named ?? options.config.id;
+    const source: BridgeSource =
+      path === undefined ? { kind: "node", url, name, token } : { kind: "file", path };
+    return (await import("../node.ts")).startNode({ ...options, source });
+  });
 }
 
 async function tell({ terminal }: Runtime, what: string): Promise<number> {

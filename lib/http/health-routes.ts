@@ -40,6 +40,27 @@ export interface FollowerReport {
   readonly seenMs: number;
 }
 
+/** How a node stands to the source that it follows into its mesh. */
+export interface FollowingReport {
+  readonly source: string;
+  readonly state: string;
+  /** The log and the position in it; undefined before the first copy. */
+  readonly log: string | undefined;
+  readonly commit: string | undefined;
+  /** Applied since the node started. */
+  readonly transactions: number;
+  readonly copies: number;
+  readonly lagMs: number | undefined;
+  readonly lastError: string | undefined;
+  /** Tables that are not taken in, and what else a person should know. */
+  readonly remarks: readonly string[];
+  readonly refused: readonly {
+    readonly table: string;
+    readonly rows: number;
+    readonly reason: string;
+  }[];
+}
+
 export interface HealthReport {
   /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
   readonly ok: boolean;
@@ -70,6 +91,8 @@ export interface HealthReport {
   };
   /** Named followers of the node's change log; absent where it keeps none. */
   readonly followers?: readonly FollowerReport[];
+  /** Absent where it follows nothing. */
+  readonly following?: FollowingReport;
   readonly sqliteVersion: string;
   readonly uptimeS: number;
 }
@@ -112,10 +135,27 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
     verified: report.verified === undefined ? null : verifiedJson(report.verified),
     ...(report.followers === undefined ? {} : { followers: report.followers.map(followerJson) }),
+    ...(report.following === undefined ? {} : { following: followingJson(report.following) }),
     reasons: report.reasons,
     warnings: report.warnings,
     sqlite_version: report.sqliteVersion,
     uptime_s: report.uptimeS,
+  };
+}
+
+function followingJson(report: FollowingReport): Readonly<Record<string, unknown>> {
+  const { source, state, transactions, copies, remarks, refused } = report;
+  return {
+    source,
+    state,
+    log: report.log ?? null,
+    commit: report.commit ?? null,
+    transactions,
+    copies,
+    lag_ms: report.lagMs ?? null,
+    last_error: report.lastError ?? null,
+    remarks,
+    refused,
   };
 }
 

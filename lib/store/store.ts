@@ -34,6 +34,7 @@ import { Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
+import { SourceRows } from "./source-rows.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
 import { type WriteMode, WriteQueue, type WriteTransaction } from "./write-queue.ts";
@@ -43,6 +44,8 @@ export interface StoreOptions {
   readonly path: string;
   readonly nodeId: string;
   readonly asked: AskedTables;
+  /** Whether an empty file gets the default table; it does. */
+  readonly makesDefaultTable?: boolean;
   readonly schemaSql: string | undefined;
   readonly synchronous: "full" | "normal";
   readonly parkedBytesMax: number;
@@ -241,6 +244,20 @@ export class Store {
       .immediate();
   }
 
+  /** Made by whoever brings a source's rows into this file, in transactions of the mode `source`. */
+  takeFromSource(): SourceRows {
+    return new SourceRows({
+      db: this.db,
+      asked: this.#options.asked,
+      survey: () => this.#settler.survey,
+      look: (nowMs) => {
+        this.#settler.lookAgain();
+        this.#begin(nowMs);
+      },
+      settle: (nowMs) => this.#finish(nowMs, UNCOUNTED, "source"),
+    });
+  }
+
   get survey(): Survey {
     return this.#settler.survey;
   }
@@ -396,10 +413,10 @@ export class Store {
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
     const before = this.#settler.settledThrough;
     // Cascades and the application's triggers may log more than a write counted, or less.
-    const isCounted = mode === "apply" || !this.#hasSideEffects();
+    const isCounted = mode === "apply" || (mode === "local" && !this.#hasSideEffects());
     this.#settler.finish(nowMs, isCounted ? logged : UNCOUNTED);
     // What apply puts into the log are announcements, not writes of this node.
-    if (mode === "local" && this.#settler.settledThrough !== before)
+    if (mode !== "apply" && this.#settler.settledThrough !== before)
       this.#wroteLocally(before, nowMs);
   }
 

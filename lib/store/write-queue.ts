@@ -19,8 +19,11 @@ import type { Database, Statement } from "bun:sqlite";
 import type { Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
 
-/** `local`: foreign keys enforced, as for any application. `apply`: not, cascades arrive as changes. */
-export type WriteMode = "local" | "apply";
+/**
+ * `local`: foreign keys enforced, as for any application. `apply`: not, cascades arrive as changes.
+ * `source`: local writes that repeat those of another database, whose cascades are among them.
+ */
+export type WriteMode = "local" | "apply" | "source";
 
 export interface WriteTransaction {
   /** The time of this transaction, the same for everything in it. */
@@ -126,7 +129,7 @@ export class WriteQueue {
     patienceMs = 0,
   ): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
-    if (mode === "local" && this.refusal) return Promise.reject(this.refusal);
+    if (mode !== "apply" && this.refusal) return Promise.reject(this.refusal);
     if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
@@ -176,7 +179,7 @@ export class WriteQueue {
       this.#options.timers.after(BUSY_RETRY_MS, () => this.#flush());
       return;
     }
-    const applied = tried.filter((job) => job.mode === "apply").length;
+    const applied = tried.filter((job) => job.mode !== "local").length;
     this.#local.splice(0, tried.length - applied);
     this.#apply.splice(0, applied);
     this.#isApplyDue = applied === 0 && this.#apply.length > 0;
@@ -201,7 +204,9 @@ export class WriteQueue {
       if (outcome === "busy") {
         const rest = group.slice(index);
         for (const mode of ["local", "apply"] as const)
-          this.#listOf(mode).unshift(...rest.filter((waiting) => waiting.mode === mode));
+          this.#listOf(mode).unshift(
+            ...rest.filter((waiting) => (waiting.mode === "local") === (mode === "local")),
+          );
         return;
       }
     }

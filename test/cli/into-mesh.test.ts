@@ -1,0 +1,241 @@
+/** A node that follows a source into its mesh: source, bridge and another node as processes of their own. */
+import { Database } from "bun:sqlite";
+import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { Database as Turso } from "@tursodatabase/database/compat";
+import { enableCdc } from "../../lib/cdc/index.ts";
+import { run, type Started, start } from "./run.ts";
+
+const MS_MAX = 90_000;
+const NOTES = "CREATE TABLE notes (id TEXT PRIMARY KEY, body, n INTEGER, updated_at INTEGER)";
+
+let folder = "";
+let started: Started[] = [];
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), "into-mesh-"));
+});
+afterEach(async () => {
+  for (const each of started) each.kill("SIGKILL");
+  await Promise.all(started.map((each) => each.exited));
+  started = [];
+  rmSync(folder, { recursive: true, force: true });
+});
+
+const file = (name: string) => join(folder, `${name}.db`);
+
+interface Running {
+  readonly url: string;
+  readonly process: Started;
+}
+
+async function begin(...argv: string[]): Promise<Running> {
+  const process = start(argv, { msMax: MS_MAX });
+  started.push(process);
+  const text = await process.printed("out", "peers");
+  return { url: /listening on (\S+)/.exec(text)![1]!, process };
+}
+
+function node(id: string, ...flags: string[]): Promise<Running> {
+  return begin("--id", id, "--db", file(id), "--listen", "127.0.0.1:0", ...flags);
+}
+
+function bridge(source: string, ...flags: string[]): Promise<Running> {
+  const own = ["--id", "bridge", "--db", file("bridge"), "--listen", "127.0.0.1:0"];
+  return begin("follow", source, "--into-mesh", ...own, ...flags);
+}
+
+function withDb<T>(name: string, use: (db: Database) => T): T {
+  using db = new Database(file(name));
+  db.run("PRAGMA busy_timeout = 20000");
+  return use(db);
+}
+
+/** Another program at work on a node's file. */
+function write(name: string, sql: string): void {
+  withDb(name, (db) => db.exec(`BEGIN IMMEDIATE; ${sql}; COMMIT`));
+}
+
+function rows(name: string, sql: string): unknown[][] {
+  return withDb(name, (db) => db.query(sql).values());
+}
+
+async function until(probe: () => boolean | Promise<boolean>): Promise<void> {
+  for (const end = performance.now() + MS_MAX / 2; performance.now() < end; ) {
+    if (await probe()) return;
+    await Bun.sleep(20);
+  }
+  throw new Error("it did not become so");
+}
+
+async function untilRows(name: string, sql: string, wanted: unknown[][]): Promise<void> {
+  let found: unknown[][] = [];
+  try {
+    await until(() => {
+      try {
+        found = rows(name, sql);
+      } catch (error) {
+        // The table comes with the source's.
+        if (!/no such (?:table|column)/.test(String(error))) throw error;
+      }
+      return Bun.deepEquals(found, wanted);
+    });
+  } catch {
+    expect(found).toEqual(wanted);
+  }
+}
+
+interface Health {
+  readonly ok: boolean;
+  readonly last_change_id: number;
+  readonly reasons: readonly string[];
+  readonly tables: { readonly synced: readonly string[] };
+  readonly followers?: readonly { readonly name: string }[];
+  readonly following: {
+    readonly state: string;
+    readonly commit: string | null;
+    readonly transactions: number;
+    readonly copies: number;
+    readonly remarks: readonly string[];
+  };
+}
+
+async function health({ url }: Running): Promise<Health> {
+  return (await (await fetch(`${url}/health`)).json()) as Health;
+}
+
+const post = (url: string, body: unknown) => {
+  const headers = { "content-type": "application/json" };
+  return fetch(url, { method: "POST", headers, body: JSON.stringify(body) });
+};
+
+const ALL = "SELECT id, body, n FROM notes ORDER BY id";
+
+describe("a node that follows another into its mesh", () => {
+  test(
+    "source, bridge and a further node have the same rows, whoever is killed when",
+    async () => {
+      const source = await node("source", "--cdc");
+      write("source", `${NOTES}; INSERT INTO notes VALUES ('a', 1.0, 1, 5), ('b', x'00', 2, 6)`);
+      withDb("far", (db) => db.exec(NOTES));
+      const far = await node("far", "--tables", "notes");
+      let running = await bridge(source.url, "--peer", far.url);
+      await untilRows("far", ALL, [
+        ["a", 1, 1],
+        ["b", new Uint8Array([0]), 2],
+      ]);
+      for (let round = 0; round < 4; round++) {
+        for (let n = 0; n < 30; n++) {
+          const id = `r${round}-${n}`;
+          write(
+            "source",
+            `INSERT INTO notes VALUES ('${id}', 'x', 1, ${n}); INSERT INTO notes VALUES ('${id}+', 'y', 1, 1);
+             UPDATE notes SET n = n + 1 WHERE id = 'a'; DELETE FROM notes WHERE id = 'r${round}-${n - 3}+'`,
+          );
+        }
+        running.process.kill("SIGKILL");
+        await running.process.exited;
+        write("source", `UPDATE notes SET body = 'round ${round}' WHERE id LIKE 'r${round}%0'`);
+        running = await bridge(source.url, "--peer", far.url);
+      }
+      const wanted = rows("source", ALL);
+      expect(wanted.length).toBe(2 + 4 * (30 + 3));
+      await untilRows("bridge", ALL, wanted);
+      await untilRows("far", ALL, wanted);
+      // Nothing was copied anew: what was taken before the first kill counts.
+      expect((await health(running)).following).toMatchObject({ copies: 0, state: "following" });
+      expect((await health(source)).followers).toMatchObject([{ name: "bridge" }]);
+      expect((await run(["status", "--node", source.url])).out).toContain("bridge");
+    },
+    MS_MAX,
+  );
+
+  test(
+    "the mesh keeps its own rows, edits come and go, and the later write wins",
+    async () => {
+      const source = await node("source", "--cdc");
+      write("source", `${NOTES}; INSERT INTO notes VALUES ('a', 'source', 1, 5)`);
+      withDb("far", (db) => {
+        db.exec(`${NOTES}; INSERT INTO notes VALUES ('mine', 'far', 1, 7), ('a', 'older', 0, 3)`);
+      });
+      const far = await node("far", "--tables", "notes");
+      const running = await bridge(source.url, "--peer", far.url);
+      await post(`${far.url}/api/peers`, { url: running.url });
+      await untilRows("far", ALL, [
+        ["a", "source", 1],
+        ["mine", "far", 1],
+      ]);
+      write("far", "UPDATE notes SET body = 'edited', updated_at = 0 WHERE id = 'a'");
+      await untilRows("bridge", "SELECT body FROM notes WHERE id = 'a'", [["edited"]]);
+      // The source does not hear of it, and what it writes afterwards wins.
+      expect(rows("source", "SELECT body FROM notes")).toEqual([["source"]]);
+      write("source", "UPDATE notes SET n = 2 WHERE id = 'a'");
+      await untilRows("far", ALL, [
+        ["a", "source", 2],
+        ["mine", "far", 1],
+      ]);
+      write("source", "DELETE FROM notes WHERE id = 'a'");
+      await untilRows("far", ALL, [["mine", "far", 1]]);
+    },
+    MS_MAX,
+  );
+
+  test(
+    "tables and columns are made, and tables that cannot be in a mesh are named",
+    async () => {
+      const source = await node("source", "--cdc");
+      const running = await bridge(source.url);
+      await until(async () => (await health(running)).following.copies === 1);
+      write(
+        "source",
+        `CREATE TABLE plain (id TEXT PRIMARY KEY, v); INSERT INTO plain VALUES ('p', 1.0);
+         CREATE TABLE counted (id INTEGER PRIMARY KEY, v); INSERT INTO counted VALUES (1, 2)`,
+      );
+      await untilRows("bridge", "SELECT id, v, updated_at > 1e12 FROM plain", [["p", 1, 1]]);
+      write("source", "ALTER TABLE plain ADD COLUMN w DEFAULT 'w'; UPDATE plain SET v = 2");
+      await untilRows("bridge", "SELECT id, v, w FROM plain", [["p", 2, "w"]]);
+      write(
+        "source",
+        "DROP TABLE counted; DELETE FROM plain; INSERT INTO plain VALUES ('q', 3, 4)",
+      );
+      await untilRows("bridge", "SELECT id, v, w FROM plain", [["q", 3, 4]]);
+      write("source", "CREATE TABLE odd (id INTEGER PRIMARY KEY)");
+      await until(async () => (await health(running)).following.remarks.length === 1);
+      const { tables, following } = await health(running);
+      expect(tables.synced).toContain("plain");
+      expect(following.remarks).toEqual([expect.stringContaining("odd is not taken in")]);
+    },
+    MS_MAX,
+  );
+
+  test(
+    "a file that Turso has closed is read to its end, and the next time from there",
+    async () => {
+      const path = file("app");
+      const turso = new Turso(path);
+      await enableCdc(turso);
+      turso.exec(`${NOTES}; INSERT INTO notes VALUES ('a', 2.0, 1, NULL)`);
+      turso.close();
+      withDb("far", (db) => db.exec(NOTES));
+      const far = await node("far", "--tables", "notes");
+      const first = await bridge(`turso-file:${path}`, "--peer", far.url);
+      await untilRows("far", ALL, [["a", 2, 1]]);
+      first.process.kill("SIGTERM");
+      expect((await first.process.ended()).code).toBe(0);
+      const again = new Turso(path);
+      await enableCdc(again);
+      again.exec(
+        "INSERT INTO notes VALUES ('b', 'x', 2, 9); UPDATE notes SET n = 3 WHERE id = 'a'",
+      );
+      again.exec("DELETE FROM notes WHERE id = 'b'");
+      again.close();
+      const second = await bridge(`turso-file:${path}`, "--peer", far.url);
+      await untilRows("far", ALL, [["a", 2, 3]]);
+      await until(async () => (await health(second)).following.state === "done");
+      const { following } = await health(second);
+      expect(following).toMatchObject({ copies: 0, transactions: 3 });
+    },
+    MS_MAX,
+  );
+});
