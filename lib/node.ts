@@ -12,6 +12,7 @@ import type { Random } from "./base/random.ts";
 import { Bridge, type BridgeSource, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
 import { CdcError } from "./cdc/error.ts";
 import { CdcService } from "./cdc/service.ts";
+import { SqliteCommits } from "./cdc/sqlite-commits.ts";
 import { parseWatermark } from "./cdc/stream.ts";
 import type { Config } from "./config.ts";
 import { answerStarting, createApp } from "./http/app.ts";
@@ -260,7 +261,7 @@ class Node implements RunningNode {
       const { cdcKeepMs: keepMs, cdcBytesMax: keepBytes } = config;
       const timers = this.#timers;
       const service = CdcService.open({ path, keepMs, keepBytes, clock, timers, random });
-      store.beganCdc();
+      store.beganCdc(new SqliteCommits(store.db));
       return service;
     } catch (error) {
       if (!(error instanceof CdcError)) throw error;

@@ -33,6 +33,7 @@ export { decodeRecord } from "./record.ts";
 export { type ApplyOutcome, applyBatch, Replica } from "./replica.ts";
 export { ChangeSpool, type SpoolOptions } from "./spool.ts";
 export { SqliteCapture } from "./sqlite-capture.ts";
+export { SqliteCommits } from "./sqlite-commits.ts";
 export {
   type FollowOptions,
   type FollowTarget,

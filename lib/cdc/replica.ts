@@ -7,6 +7,12 @@
  * name them (UPDATE OR REPLACE in Turso, REPLACE without recursive_triggers in SQLite), and what a
  * row that was written there clashes with here can only be such a row.
  *
+ * Foreign keys are checked at the end of a transaction, never in its middle, and only where that can
+ * change nothing: an action (CASCADE, SET NULL; RESTRICT is one that cannot wait) is in the log
+ * already, and must not happen twice. What is found is not refused. SQLite does not enforce keys unless
+ * a program asks for it, so a source may hold orphans, its log says no less than that it does, and a
+ * copy that refused them would stand still for ever. `keysHold` tells.
+ *
  * Invariants (test/cdc/replica.test.ts):
  *   R1  at or below the watermark a batch does nothing.
  *   R2  a batch that does not follow the watermark, or fails in the middle, leaves everything as it was.
@@ -70,16 +76,24 @@ interface ReplicaTable {
 /** What applying a batch came to. */
 export type ApplyOutcome = "applied" | "already-applied";
 
-/**
- * A follower's database. The connection is the replica's own: foreign keys are switched off on it,
- * since what a foreign key's action changes on the source is in the log and must not happen twice.
- */
+/** Foreign keys, and those of them that act. */
+const KEYS_SQL = `
+  SELECT count(*) AS n, 
+    count(*) FILTER (WHERE on_delete <> 'NO ACTION' OR on_update <> 'NO ACTION') AS acting
+  FROM sqlite_schema AS s, pragma_foreign_key_list(s.name)
+  WHERE s.type = 'table'`;
+
+/** A follower's database. The connection is the replica's own: foreign keys are switched on it. */
 export class Replica {
   readonly #db: Database;
   #owned: Database | undefined;
   readonly #tables = new Map<string, ReplicaTable>();
   #statements = 0;
   #digest: { readonly version: number; readonly text: string } | undefined;
+  /** What the schema of this version lets be checked. */
+  #keys: { readonly version: number; readonly canCheck: boolean } | undefined;
+  #keysHold: boolean | undefined;
+  #isChecking = false;
 
   constructor(db: Database) {
     this.#db = db;
@@ -134,10 +148,56 @@ export class Replica {
     return text;
   }
 
+  /**
+   * False once a transaction left rows without what they refer to: the source holds them, too. Undefined
+   * while nothing could be checked.
+   */
+  get keysHold(): boolean | undefined {
+    return this.#keysHold;
+  }
+
   /** See `applyBatch`. */
   apply(batch: Batch): ApplyOutcome {
+    if (batch.kind === "copy") this.#keysHold = undefined;
+    else if (this.#keysHold !== false && this.#canCheckKeys()) {
+      const outcome = this.#applyChecked(batch);
+      if (outcome !== undefined) return outcome;
+    }
+    return this.#transact(batch, false);
+  }
+
+  /** Undefined where it has to be done without checking. */
+  #applyChecked(batch: Batch): ApplyOutcome | undefined {
+    try {
+      const outcome = this.#transact(batch, true);
+      if (outcome === "applied") this.#keysHold = true;
+      return outcome;
+    } catch (error) {
+      if (error instanceof Unchecked) return undefined;
+      if (isOrphan(error)) this.#keysHold = false;
+      // Keys that refer to nothing fail every write; what else it was comes again.
+      else this.#keys = { version: this.#schemaVersion(), canCheck: false };
+      return undefined;
+    }
+  }
+
+  #canCheckKeys(): boolean {
+    const version = this.#schemaVersion();
+    if (this.#keys?.version !== version) {
+      const keys = this.#db.query<{ n: number; acting: number }, []>(KEYS_SQL).get()!;
+      this.#keys = { version, canCheck: keys.n > 0 && keys.acting === 0 };
+    }
+    return this.#keys.canCheck;
+  }
+
+  #transact(batch: Batch, isChecking: boolean): ApplyOutcome {
+    if (isChecking !== this.#isChecking) {
+      this.#db.run(`PRAGMA foreign_keys = ${isChecking ? "ON" : "OFF"}`);
+      this.#isChecking = isChecking;
+    }
     this.#db.run("BEGIN IMMEDIATE");
     try {
+      if (isChecking) this.#db.run("PRAGMA defer_foreign_keys = ON");
       const outcome = this.#applyInside(batch);
       this.#db.run("COMMIT");
       return outcome;
@@ -236,6 +296,8 @@ export class Replica {
 
   #changeSchema(text: string): void {
     const statement = checkSchemaStatement(text);
+    // A dropped table would delete its rows first, and a new one may have keys that act.
+    if (this.#isChecking) throw new Unchecked();
     const { action, type, name, sql } = statement;
     this.#forget();
     if (type === "trigger") {
@@ -356,6 +418,14 @@ export class Replica {
  */
 export function applyBatch(replica: Replica, batch: Batch): ApplyOutcome {
   return replica.apply(batch);
+}
+
+/** The keys cannot be checked in this transaction. */
+class Unchecked extends Error {}
+
+function isOrphan(error: unknown): boolean {
+  const cause = error instanceof CdcError ? error.cause : error;
+  return cause instanceof Error && "code" in cause && cause.code === "SQLITE_CONSTRAINT_FOREIGNKEY";
 }
 
 function missing(table: string, rowid: bigint | null): CdcError {

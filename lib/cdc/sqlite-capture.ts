@@ -18,6 +18,7 @@ import { quoteName } from "../base/sql-text.ts";
 import { CdcError } from "./error.ts";
 import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
 import { rowidName } from "./source-schema.ts";
+import { SqliteCommits } from "./sqlite-commits.ts";
 import {
   CANARY_ROWID,
   CREATE_LOG_SQL,
@@ -53,6 +54,7 @@ interface Current {
 /** The log of one file. The connection is one that may write; it is not closed here. */
 export class SqliteCapture {
   readonly #db: Database;
+  #ends: SqliteCommits | undefined;
   /** Up to where the log was certainly written under the schema that is recorded. */
   #fittingTo: bigint | undefined;
 
@@ -165,6 +167,8 @@ export class SqliteCapture {
     this.#logCreates(known, current, fates);
     this.#capture(current);
     this.#record(current);
+    this.#ends ??= new SqliteCommits(this.#db);
+    this.#ends.end();
   }
 
   #fatesOf(current: Current, known: readonly Known[]): Map<string, Fate> {
@@ -192,9 +196,14 @@ export class SqliteCapture {
     return this.#schemaVersion() - this.#state().schema_version - changed - appeared;
   }
 
-  /** What is logged behind it may have been written after the schema was altered. */
+  /** What is logged behind it may have been written after the schema was altered; no COMMIT is. */
   #since(): number {
-    return Math.max(Number(this.#fittingTo ?? 0), this.#state().settled);
+    const commit = this.#db
+      .query<{ id: number }, []>(
+        "SELECT change_id AS id FROM _cdc WHERE change_type = 2 ORDER BY change_id DESC LIMIT 1",
+      )
+      .get();
+    return Math.max(Number(this.#fittingTo ?? 0), this.#state().settled, commit?.id ?? 0);
   }
 
   #isTouched(table: string): boolean {

@@ -125,6 +125,11 @@ export const LOG_STATEMENT_SQL = `
   INSERT INTO _cdc (change_time, change_type, table_name, updates)
   VALUES (${NOW}, 0, 'sqlite_schema', ?)`;
 
+/** Ends a transaction in the log. */
+export const LOG_COMMIT_SQL = `
+  INSERT INTO _cdc (change_time, change_type)
+  VALUES (${NOW}, 2)`;
+
 /** A JSON array of values, exact for each; read by readImage. */
 export function imageSql(alias: string, columns: readonly string[]): string {
   const values = columns.map((column) => valueSql(`${alias}.${quoteName(column)}`));

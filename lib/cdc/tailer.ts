@@ -1,8 +1,8 @@
 /**
  * Reads a change log transaction by transaction. In Turso's log a batch is what lies between two
  * COMMITs and nothing else: its transaction ids stick or are -1, so they say nothing. In the log of a
- * plain SQLite file, which other programs write too, it is what one snapshot shows: where that ends,
- * transactions end.
+ * plain SQLite file, which programs write that put no COMMIT there, a batch also ends where a
+ * snapshot ends: there transactions end.
  *
  * Rows are read in pages, each in a read transaction of its own; what a page shows is committed and
  * never changes again. Each page begins with the two rows that were read last (a COMMIT alone looks
@@ -60,7 +60,9 @@ const endsSql = (log: string) => `
   FROM ${log}`;
 
 /** In a plain SQLite file: whether somebody altered the schema since it was settled. */
-const STATE_SQL = "SELECT schema_version AS version FROM _cdc_state";
+const STATE_SQL = `
+  SELECT schema_version AS version, CAST(settled AS TEXT) AS settled
+  FROM _cdc_state`;
 
 /** Each row of the log is looked at once in a tailer's life. */
 const SCHEMA_ROWS_SQL = `
@@ -81,7 +83,7 @@ const INT64_MAX_TEXT = "9223372036854775807";
 export async function readLogEnd(connection: CdcConnection): Promise<Watermark> {
   const { log } = await readLogIdentity(connection);
   const table = await logTable(connection);
-  if (table === "_cdc" && !(await isSettled(connection))) {
+  if (table === "_cdc" && (await settledThrough(connection)) === undefined) {
     throw new CdcError("unsettled", "the schema was altered and is not in the log yet: ask again");
   }
   const [row, previous] = await selectAll<LogRow>(connection, newestTwoSql(table), INT64_MAX_TEXT);
@@ -100,10 +102,12 @@ async function logTable(connection: CdcConnection): Promise<LogTable> {
   return row === undefined ? "turso_cdc" : "_cdc";
 }
 
-async function isSettled(connection: CdcConnection): Promise<boolean> {
+/** Behind it nothing in the log changes the schema; undefined where that was altered since. */
+async function settledThrough(connection: CdcConnection): Promise<bigint | undefined> {
   const [now] = await selectAll<{ schema_version: number }>(connection, "PRAGMA schema_version");
-  const [state] = await selectAll<{ version: number }>(connection, STATE_SQL);
-  return Number(now?.schema_version) === Number(state?.version);
+  const [state] = await selectAll<{ version: number; settled: string }>(connection, STATE_SQL);
+  const isSettled = Number(now?.schema_version) === Number(state?.version);
+  return isSettled ? BigInt(state!.settled) : undefined;
 }
 
 type SchemaEntry = Extract<LogEntry, { kind: "schema" }>;
@@ -111,6 +115,14 @@ type SchemaEntry = Extract<LogEntry, { kind: "schema" }>;
 interface Drop {
   readonly at: bigint;
   readonly entry: SchemaEntry;
+}
+
+/** Where the log of a plain SQLite file ended in a snapshot. Up to there, COMMITs end batches, too. */
+interface SnapshotEnd {
+  readonly at: bigint;
+  readonly schema: string;
+  /** From here on `schema` is what the log has led to. */
+  readonly settled: bigint;
 }
 
 /** What one page's snapshot said about the schema, beside its rows. */
@@ -126,8 +138,7 @@ export class CdcTailer {
   readonly #options: SpoolOptions;
   #started = false;
   #log: LogTable = "turso_cdc";
-  /** In a plain SQLite file, where a snapshot's log ended: there a batch ends. */
-  #end: { readonly at: bigint; readonly schema: string } | undefined;
+  #end: SnapshotEnd | undefined;
   /** Up to where batches have been given out; undefined until the log's identity is known. */
   #position: Watermark | undefined;
   /** The last row that was read, and with `#previous` what a mark is made of. */
@@ -174,8 +185,9 @@ export class CdcTailer {
       this.#previous = this.#last;
       this.#last = row;
       this.#next++;
-      const isEnd = this.#end?.at === BigInt(row.change_id);
-      const schema = isEnd ? this.#end!.schema : this.#digestAt(BigInt(row.change_id));
+      const position = BigInt(row.change_id);
+      const schema = this.#digestAt(position);
+      const isEnd = this.#end?.at === position;
       if (isEnd) this.#end = undefined;
       if ((!isEnd && row.change_type !== COMMIT) || this.#spool === undefined) continue;
       return this.#finish(row, this.#spool, schema);
@@ -197,7 +209,7 @@ export class CdcTailer {
 
   /** A digest is of a snapshot's schema, which is a position's only if none came after it. */
   #digestAt(position: bigint): string | null {
-    if (this.#log === "_cdc") return null;
+    if (this.#end !== undefined) return position >= this.#end.settled ? this.#end.schema : null;
     const { schema, changedAt } = this.#page!;
     return position >= changedAt ? schema.digest : null;
   }
@@ -240,7 +252,8 @@ export class CdcTailer {
       await this.#checkIdentity();
       // What lies behind an altered schema is not all in the log yet.
       const isPlain = this.#log === "_cdc";
-      if (isPlain && this.#end === undefined && !(await isSettled(this.#connection))) return false;
+      const settled = isPlain ? await settledThrough(this.#connection) : undefined;
+      if (isPlain && this.#end === undefined && settled === undefined) return false;
       const last = this.#last?.change_id ?? "0";
       const from = this.#previous?.change_id ?? last;
       const rows = await selectAll<LogRow>(this.#connection, pageSql(this.#log), last, from);
@@ -248,18 +261,19 @@ export class CdcTailer {
       this.#rows = fresh;
       this.#next = 0;
       if (fresh.length === 0) return false;
-      if (isPlain) await this.#findEnd();
+      if (isPlain) this.#rows = upTo(await this.#findEnd(settled), fresh);
       else await this.#readSchema(fresh);
       return true;
     });
   }
 
-  async #findEnd(): Promise<void> {
-    if (this.#end !== undefined) return;
+  async #findEnd(settled: bigint | undefined): Promise<bigint> {
+    if (this.#end !== undefined) return this.#end.at;
     const schema = await readSourceSchema(this.#connection, this.#page?.schema);
     this.#page = { schema, changedAt: 0n };
     const [ends] = await selectAll<{ newest: string }>(this.#connection, endsSql(this.#log));
-    this.#end = { at: BigInt(ends!.newest), schema: schema.digest };
+    this.#end = { at: BigInt(ends!.newest), schema: schema.digest, settled: settled! };
+    return this.#end.at;
   }
 
   /** Finds the watermark's row and takes it for the last that was read. */
@@ -405,6 +419,13 @@ export class CdcTailer {
       return entry.kind === "schema" ? [{ at: BigInt(row.change_id), entry }] : [];
     });
   }
+}
+
+/** What came while a long log was being read is another snapshot's. */
+function upTo(end: bigint, rows: readonly LogRow[]): readonly LogRow[] {
+  const last = rows.at(-1);
+  if (last === undefined || BigInt(last.change_id) <= end) return rows;
+  return rows.filter((row) => BigInt(row.change_id) <= end);
 }
 
 function refuseOtherLog(expected: string, found: string): void {

@@ -37,7 +37,12 @@ import { type SettleEvent, Settler } from "./settle.ts";
 import { SourceRows } from "./source-rows.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
-import { type WriteMode, WriteQueue, type WriteTransaction } from "./write-queue.ts";
+import {
+  type TransactionEnds,
+  type WriteMode,
+  WriteQueue,
+  type WriteTransaction,
+} from "./write-queue.ts";
 
 export interface StoreOptions {
   /** From resolvePath. */
@@ -228,8 +233,9 @@ export class Store {
     doneOpening(db);
   }
 
-  /** The file now keeps a log for followers, by this node's wish. */
-  beganCdc(): void {
+  /** The file now keeps a log for followers, by this node's wish; `ends` marks our transactions in it. */
+  beganCdc(ends: TransactionEnds): void {
+    this.queue.ends = ends;
     if (setting(this.db, "cdc") === null) setSetting(this.db, "cdc", 1);
   }
 

@@ -60,6 +60,12 @@ export interface WriteQueueOptions {
   readonly rolledBack: () => void;
 }
 
+/** Marks the end of a transaction in a log that others keep of this file (lib/cdc). */
+export interface TransactionEnds {
+  /** First and last in every transaction. */
+  end(): void;
+}
+
 interface Job {
   readonly mode: WriteMode;
   readonly queuedMs: number;
@@ -102,6 +108,8 @@ export class WriteQueue {
   #closed = false;
   /** While it is set, writes of this node's clients are refused with it. */
   refusal: HookSyncError | undefined;
+  /** Undefined, and free, while nobody follows this file. */
+  ends: TransactionEnds | undefined;
   #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
@@ -273,6 +281,7 @@ export class WriteQueue {
     };
     let tried = 0;
     try {
+      this.ends?.end();
       settle(nowMs);
       for (const job of group) {
         if (tried > 0 && transaction.isLong()) break;
@@ -284,6 +293,7 @@ export class WriteQueue {
         results.push(job.work(transaction));
       }
       endMode();
+      this.ends?.end();
       this.#commit.run();
     } catch (failure) {
       const error = this.#rollBack(failure, rolledBack);

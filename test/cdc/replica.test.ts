@@ -288,3 +288,63 @@ test("a database that is busy is no divergence", () => {
   expect(() => applyBatch(replica, batch(2, 3, []))).toThrow(/transaction/);
   db.run("ROLLBACK");
 });
+
+describe("foreign keys", () => {
+  const change = (kind: "insert" | "update", table: string, rowid: number, ...values: CdcValue[]) =>
+    ({ kind, table, rowid: BigInt(rowid), values }) as CdcChange;
+  const PARENT = "CREATE TABLE p (k INTEGER PRIMARY KEY)";
+  const orphans = (db: Database) => db.query("PRAGMA foreign_key_check").all().length;
+
+  function family(reference = ""): { db: Database; replica: Replica } {
+    const { db, replica } = follower(PARENT);
+    const child = `CREATE TABLE c (k INTEGER PRIMARY KEY, p REFERENCES p (k) ${reference})`;
+    applyBatch(replica, batch(2, 3, [sql(child), change("insert", "p", 1, 1n)]));
+    return { db, replica };
+  }
+
+  test("are deferred to the end of a transaction, and checked there", () => {
+    const { db, replica } = family();
+    expect(replica.keysHold).toBeUndefined();
+    const changes = [
+      change("insert", "c", 1, 1n, 7n),
+      { kind: "delete", table: "p", rowid: 1n } as const,
+      change("insert", "c", 2, 2n, 1n),
+      change("insert", "p", 7, 7n),
+      change("insert", "p", 1, 1n),
+    ];
+    applyBatch(replica, batch(3, 4, changes));
+    expect(replica.keysHold).toBe(true);
+    expect(orphans(db)).toBe(0);
+  });
+
+  test("refuse no orphan that the source holds", () => {
+    const { db, replica } = family();
+    expect(applyBatch(replica, batch(3, 4, [change("insert", "c", 1, 1n, 99n)]))).toBe("applied");
+    expect(replica.keysHold).toBe(false);
+    expect(replica.watermark()!.commit).toBe(4n);
+    applyBatch(replica, batch(4, 5, [{ kind: "delete", table: "p", rowid: 1n }]));
+    expect(orphans(db)).toBe(1);
+  });
+
+  test.each(["ON DELETE CASCADE", "ON UPDATE SET NULL", "ON DELETE RESTRICT"])(
+    "with an action do nothing a second time: %s",
+    (action) => {
+      const { db, replica } = family(action);
+      applyBatch(replica, batch(3, 4, [change("insert", "c", 1, 1n, 1n)]));
+      // The program that wrote so had them switched off.
+      applyBatch(replica, batch(4, 5, [{ kind: "delete", table: "p", rowid: 1n }]));
+      expect(db.query("SELECT * FROM c").values()).toEqual([[1, 1]]);
+      expect(replica.keysHold).toBeUndefined();
+    },
+  );
+
+  test("that refer to nothing are left alone, and so is a schema that changes", () => {
+    const { db, replica } = follower(PARENT);
+    const d = sql("CREATE TABLE d (p REFERENCES nowhere)");
+    applyBatch(replica, batch(2, 3, [d, change("insert", "d", 1, 1n)]));
+    applyBatch(replica, batch(3, 4, [change("insert", "d", 2, 2n)]));
+    applyBatch(replica, batch(4, 5, [sql("DROP TABLE p"), change("insert", "d", 3, 2n)]));
+    expect(db.query("SELECT p FROM d").values()).toEqual([[1], [2], [2]]);
+    expect(replica.keysHold).toBeUndefined();
+  });
+});

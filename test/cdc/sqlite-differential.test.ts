@@ -1,6 +1,6 @@
 /**
  * A plain SQLite file against a follower that is killed again and again: two programs that know
- * nothing of the log write the file, with triggers, foreign keys and every kind of ALTER. A reader of
+ * nothing of the log and one that ends its transactions there write the file, with triggers, foreign keys and every kind of ALTER. A reader of
  * the follower's file never sees two tables apart that are always changed together, and in the end
  * everything is equal. `SEEDS=500` searches longer, `SEED=7` replays one.
  */
@@ -64,6 +64,7 @@ async function run(seed: number, folder: string): Promise<number> {
   const path = join(folder, "copy.db");
   using first = open(source);
   using second = open(source);
+  using knowing = open(source);
   using node = open(source);
   first.exec(PAIR_SQL);
   const capture = SqliteCapture.open(node);
@@ -80,7 +81,7 @@ async function run(seed: number, folder: string): Promise<number> {
       return new Response(serveCdc(connect, after, { pollMs: 2, ...options }));
     },
   });
-  const workload = new SqliteWorkload(random, [first, second]);
+  const workload = new SqliteWorkload(random, [first, second], [knowing]);
   let applier = startApplier(server.url.href, path);
   try {
     for (let round = 0; round < ROUNDS; round++) {

@@ -136,6 +136,8 @@ describe("a node with --cdc", () => {
       expect(await answer.json()).toMatchObject({ applied: 1, ack: 1 });
       await untilEqual();
       withDb(copy, (db) => expect(db.query("SELECT name FROM items").values()).toEqual([["far"]]));
+      const kinds = "SELECT change_type FROM _cdc ORDER BY change_id DESC LIMIT 2";
+      expect(withDb(path, (db) => db.query(kinds).values())).toEqual([[2], [1]]);
     },
     MS_MAX,
   );

@@ -5,6 +5,7 @@
  */
 import type { Database, SQLQueryBindings } from "bun:sqlite";
 import { quoteName } from "../../../lib/base/sql-text.ts";
+import { SqliteCommits } from "../../../lib/cdc/sqlite-commits.ts";
 import type { Seeded } from "../../support/seeded.ts";
 
 const TYPES = ["", "INTEGER", "TEXT", "REAL", "BLOB", "NUMERIC", "TEXT COLLATE NOCASE"];
@@ -35,31 +36,40 @@ const VALUES: readonly SQLQueryBindings[] = [
 export class SqliteWorkload {
   readonly #random: Seeded;
   readonly #connections: readonly Database[];
+  readonly #ends: ReadonlyMap<Database, SqliteCommits>;
   #names = 0;
   /** Statements that went through and were refused. */
   readonly counts = { done: 0, refused: 0 };
 
-  constructor(random: Seeded, connections: readonly Database[]) {
+  /** Programs on `knowing` end their transactions in the log, as a node does. */
+  constructor(random: Seeded, connections: readonly Database[], knowing: readonly Database[] = []) {
     this.#random = random;
-    this.#connections = connections;
+    this.#connections = [...connections, ...knowing];
+    this.#ends = new Map(knowing.map((db) => [db, new SqliteCommits(db)]));
   }
 
   /** One transaction, or one statement by itself. */
   step(): void {
     const db = this.#random.pick(this.#connections);
-    if (this.#random.chance(0.02)) this.#attempt(db, "VACUUM");
+    if (this.#random.chance(0.02)) {
+      this.#attempt(db, "VACUUM");
+      return;
+    }
     if (this.#random.chance(0.1))
       this.#attempt(db, `PRAGMA recursive_triggers = ${this.#random.below(2)}`);
     if (this.#random.chance(0.1))
       this.#attempt(db, `PRAGMA foreign_keys = ${this.#random.below(2)}`);
-    if (this.#random.chance(0.2)) {
+    const ends = this.#ends.get(db);
+    if (ends === undefined && this.#random.chance(0.2)) {
       this.#inside(db);
       return;
     }
-    this.#attempt(db, "BEGIN");
+    this.#attempt(db, ends === undefined ? "BEGIN" : "BEGIN IMMEDIATE");
+    ends?.end();
     const statements = 1 + this.#random.below(6);
     for (let i = 0; i < statements; i++) this.#inside(db);
     if (this.#random.chance(0.5)) this.#pay(db);
+    if (db.inTransaction) ends?.end();
     this.#attempt(db, this.#random.chance(0.15) ? "ROLLBACK" : "COMMIT");
     if (db.inTransaction) this.#attempt(db, "ROLLBACK");
   }
@@ -135,9 +145,12 @@ export class SqliteWorkload {
     if (dice < 0.93) return `CREATE TABLE w${name} AS SELECT * FROM ${table}`;
     if (dice < 0.96) return `DROP TABLE ${table}`;
     // What is made anew under the same name, as tools for migrations do it.
+    const isAlone = !db.inTransaction;
+    if (isAlone) this.#attempt(db, "BEGIN");
     this.#attempt(db, `CREATE TABLE new AS SELECT * FROM ${table}`);
     this.#attempt(db, `DROP TABLE ${table}`);
-    return `ALTER TABLE new RENAME TO ${table}`;
+    this.#attempt(db, `ALTER TABLE new RENAME TO ${table}`);
+    return isAlone ? "COMMIT" : "";
   }
 
   /** Refused while our triggers stand; a tool that knows of them takes them away first. */
