@@ -67,6 +67,8 @@ const BREATH_ITEMS = 1_000;
 /** After a failure of the node's own file: a full disk is not full for a moment only. */
 const FAILURE_PAUSE_MS = 1_000;
 const HEALTH_TIMEOUT_MS = 5_000;
+/** How often a source that sends is held against the peers that are known by then. */
+const ASK_PAUSE_MS = 1_000;
 
 interface Kept {
   readonly log: string;
@@ -74,12 +76,14 @@ interface Kept {
   readonly mark: string;
 }
 
+/** What a source says of itself. */
+export interface SourceHealth {
+  readonly dbId?: string | undefined;
+  readonly peers: readonly string[];
+}
+
 /** Why a source with this health, at this address, belongs to the mesh; undefined where it does not. */
-export function whyOfMesh(
-  url: string,
-  health: { readonly dbId?: string | undefined; readonly peers: readonly string[] },
-  own: OwnMesh,
-): string | undefined {
+export function whyOfMesh(url: string, health: SourceHealth, own: OwnMesh): string | undefined {
   if (own.urls.has(url)) return "it is one of this node's peers";
   if (health.dbId !== undefined && own.dbIds.has(health.dbId)) {
     return "its file is that of one of this node's peers";
@@ -97,7 +101,9 @@ function isLoopback(url: string): boolean {
 /** Throws where the source can be seen to belong to the mesh; one that is away is asked later. */
 export async function refuseOwnMesh(source: BridgeSource, own: OwnMesh): Promise<void> {
   if (source.kind === "file") return;
-  const why = await askWhyOfMesh(source.url, own);
+  const why =
+    whyOfMesh(source.url, { peers: [] }, own) ??
+    whyOfMesh(source.url, await askSource(source.url), own);
   if (why === undefined) return;
   throw new HookSyncError(
     "source-of-mesh",
@@ -106,24 +112,21 @@ export async function refuseOwnMesh(source: BridgeSource, own: OwnMesh): Promise
   );
 }
 
-async function askWhyOfMesh(url: string, own: OwnMesh): Promise<string | undefined> {
-  const near = whyOfMesh(url, { peers: [] }, own);
-  if (near !== undefined) return near;
+/** A program that serves its own database need not have a health, nor a file with an identity. */
+async function askSource(url: string): Promise<SourceHealth> {
   const call = { node: url, method: "GET", path: "/health", timeoutMs: HEALTH_TIMEOUT_MS } as const;
   const answer = await callNode(call);
-  // A program that serves its own database need not have one.
-  if (answer.kind === "failed" || answer.status !== 200) return undefined;
-  return whyOfMesh(url, { dbId: answer.identity?.db, peers: peersOf(answer.json) }, own);
+  if (answer.kind === "failed" || answer.status !== 200) return { peers: [] };
+  return { dbId: answer.identity?.db, peers: neighboursIn(answer.json) };
 }
 
-function peersOf(health: unknown): string[] {
-  if (typeof health !== "object" || health === null || !("peers" in health)) return [];
-  const peers: unknown = health.peers;
-  if (!Array.isArray(peers)) return [];
-  return peers.flatMap((peer: unknown) => {
-    if (typeof peer === "string") return [peer];
-    const isNamed = typeof peer === "object" && peer !== null && "url" in peer;
-    return isNamed && typeof peer.url === "string" ? [peer.url] : [];
+/** Its peers, and what it follows itself. */
+function neighboursIn(health: unknown): string[] {
+  const { peers = [], following } = (health ?? {}) as { peers?: unknown; following?: unknown };
+  const others: unknown[] = Array.isArray(peers) ? [...peers, following] : [following];
+  return others.flatMap((other) => {
+    const { url, source } = (other ?? {}) as { url?: unknown; source?: unknown };
+    return [other, url, source].filter((text) => typeof text === "string");
   });
 }
 
@@ -146,6 +149,8 @@ export class Bridge implements FollowTarget {
   #transactions = 0;
   #copies = 0;
   #isFileRead = false;
+  #health: SourceHealth = { peers: [] };
+  #askedMs = 0;
 
   constructor(options: BridgeOptions) {
     this.#options = options;
@@ -225,8 +230,8 @@ export class Bridge implements FollowTarget {
       random,
       spool: { folder: dirname(path) },
       connect: async (query, signal) => {
-        const why = await askWhyOfMesh(url, this.#options.ownMesh());
-        if (why !== undefined) this.#refuse(why);
+        this.#health = await askSource(url);
+        this.#refuseOwnMesh(url);
         const named = `name=${encodeURIComponent(name)}`;
         const parameters = query === "" ? named : `${query}&${named}`;
         return streamFrom({ node: url, path: `/cdc/stream?${parameters}`, token, signal });
@@ -279,6 +284,13 @@ export class Bridge implements FollowTarget {
     });
   }
 
+  /** Peers are learnt with time: asked again and again. */
+  #refuseOwnMesh(url: string): void {
+    this.#askedMs = this.#options.clock.monotonicMs();
+    const why = whyOfMesh(url, this.#health, this.#options.ownMesh());
+    if (why !== undefined) this.#refuse(why);
+  }
+
   #refuse(why: string): never {
     this.#refusal = `the source belongs to this node's own mesh (${why}): following it goes round in circles and has ended`;
     this.#options.log.error(this.#refusal);
@@ -293,6 +305,9 @@ export class Bridge implements FollowTarget {
   }
 
   async apply(batch: Batch): Promise<ApplyOutcome> {
+    const { source, clock } = this.#options;
+    const isTime = clock.monotonicMs() - this.#askedMs >= ASK_PAUSE_MS;
+    if (source.kind === "node" && isTime) this.#refuseOwnMesh(source.url);
     const outcome = batch.kind === "copy" ? await this.#copy(batch) : await this.#take(batch);
     if (outcome === "applied") {
       const { log, commit, mark } = batch;

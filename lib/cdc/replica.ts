@@ -92,11 +92,15 @@ export class Replica {
   #digest: { readonly version: number; readonly text: string } | undefined;
   /** What the schema of this version lets be checked. */
   #keys: { readonly version: number; readonly canCheck: boolean } | undefined;
+  readonly #checksKeys: boolean;
   #keysHold: boolean | undefined;
   #isChecking = false;
 
-  constructor(db: Database) {
+  /** `checksKeys` false: a batch is gone through once, and its rows go elsewhere. */
+  constructor(db: Database, { checksKeys = true }: { readonly checksKeys?: boolean } = {}) {
     this.#db = db;
+    this.#checksKeys = checksKeys;
+    if (!checksKeys) this.#keysHold = false;
     db.run("PRAGMA foreign_keys = OFF");
     db.run("PRAGMA recursive_triggers = OFF");
     if (db.query("SELECT 1 FROM sqlite_schema WHERE name = '_cdc_trigger'").get() === null) {
@@ -158,7 +162,7 @@ export class Replica {
 
   /** See `applyBatch`. */
   apply(batch: Batch): ApplyOutcome {
-    if (batch.kind === "copy") this.#keysHold = undefined;
+    if (batch.kind === "copy" && this.#checksKeys) this.#keysHold = undefined;
     else if (this.#keysHold !== false && this.#canCheckKeys()) {
       const outcome = this.#applyChecked(batch);
       if (outcome !== undefined) return outcome;

@@ -38,7 +38,7 @@ export class SourceShape {
 
   /** From what `statements` gave; nothing is known with a null watermark. */
   constructor(statements: readonly string[], watermark: Watermark | null) {
-    this.#replica = new Replica(this.#db);
+    this.#replica = new Replica(this.#db, { checksKeys: false });
     if (watermark === null) return;
     const changes = statements.map((sql): CdcChange => ({ kind: "schema", sql }));
     const rest = { kind: "copy", after: 0n, timeMs: 0, schema: null } as const;

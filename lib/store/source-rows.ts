@@ -130,7 +130,7 @@ export class SourceRows {
   #nowMs = 0;
   #statements = 0;
   /** Written in this transaction with a stamp that will not do. */
-  #lifting: { plan: Plan; id: string; content: number }[] = [];
+  #lifting: { plan: Plan; id: string; content: number; sent: SourceValue }[] = [];
   readonly #lifted = new Map<string, readonly string[]>();
   #returned = 0;
 
@@ -410,7 +410,9 @@ export class SourceRows {
       this.#refuse(plan.target.name, (error as Error).message);
       return false;
     }
-    if (plan.stampAt >= 0 && found?.rises !== 1) this.#lifting.push({ plan, id, content });
+    const sent = plan.stampAt < 0 ? undefined : values[plan.stampAt];
+    const isDoubtful = found !== null ? found.rises !== 1 : typeof sent !== "bigint";
+    if (sent !== undefined && isDoubtful) this.#lifting.push({ plan, id, content, sent });
     return true;
   }
 
@@ -546,7 +548,7 @@ export class SourceRows {
   end(nowMs: number): void {
     if (this.#lifting.length === 0) return;
     this.#options.settle(nowMs);
-    for (const { plan, id, content } of this.#lifting) {
+    for (const { plan, id, content, sent } of this.#lifting) {
       const { target } = plan;
       const row = this.#db
         .query<{ stamp: string }, [string]>(
@@ -554,7 +556,8 @@ export class SourceRows {
            FROM ${quoteName(target.name)} WHERE ${quoteName(target.id.name)} = ?`,
         )
         .get(id);
-      if (row !== null) this.#noteLifted(`${target.key} ${id}`, `${row.stamp} ${content}`);
+      if (row !== null && row.stamp !== String(sent))
+        this.#noteLifted(`${target.key} ${id}`, `${row.stamp} ${content}`);
     }
     this.#lifting = [];
   }

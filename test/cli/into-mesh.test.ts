@@ -5,6 +5,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Database as Turso } from "@tursodatabase/database/compat";
+import { type SourceHealth, whyOfMesh } from "../../lib/bridge.ts";
 import { enableCdc } from "../../lib/cdc/index.ts";
 import { run, type Started, start } from "./run.ts";
 
@@ -112,6 +113,23 @@ const post = (url: string, body: unknown) => {
 
 const ALL = "SELECT id, body, n FROM notes ORDER BY id";
 
+describe("a source belongs to the mesh", () => {
+  const own = { dbIds: new Set(["d1"]), urls: new Set(["http://far:1", "http://127.0.0.1:9"]) };
+  test.each<[string, SourceHealth, string | undefined]>([
+    ["http://far:1", { peers: [] }, "peers"],
+    ["http://s:1", { dbId: "d1", peers: [] }, "file"],
+    ["http://s:1", { dbId: "d2", peers: ["http://x:1", "http://far:1"] }, "http://far:1"],
+    ["http://127.0.0.1:8", { peers: ["http://127.0.0.1:9"] }, "http://127.0.0.1:9"],
+    // That is a node on the source's own machine.
+    ["http://s:1", { peers: ["http://127.0.0.1:9"] }, undefined],
+    ["http://s:1", { dbId: "d2", peers: ["http://other:1"] }, undefined],
+  ])("%s with %j: %p", (url, source, why) => {
+    const found = whyOfMesh(url, source, own);
+    if (why === undefined) expect(found).toBeUndefined();
+    else expect(found).toContain(why);
+  });
+});
+
 describe("a node that follows another into its mesh", () => {
   test(
     "source, bridge and a further node have the same rows, whoever is killed when",
@@ -161,7 +179,7 @@ describe("a node that follows another into its mesh", () => {
       });
       const far = await node("far", "--tables", "notes");
       const running = await bridge(source.url, "--peer", far.url);
-      await post(`${far.url}/api/peers`, { url: running.url });
+      await post(`${far.url}/peers`, { url: running.url });
       await untilRows("far", ALL, [
         ["a", "source", 1],
         ["mine", "far", 1],
@@ -205,6 +223,37 @@ describe("a node that follows another into its mesh", () => {
       const { tables, following } = await health(running);
       expect(tables.synced).toContain("plain");
       expect(following.remarks).toEqual([expect.stringContaining("odd is not taken in")]);
+    },
+    MS_MAX,
+  );
+
+  test(
+    "a source of its own mesh is refused, at once where that is seen, and it falls silent where not",
+    async () => {
+      const source = await node("source", "--cdc");
+      const far = await node("far", "--peer", source.url);
+      await post(`${source.url}/peers`, { url: far.url });
+      const own = ["--id", "b", "--db", file("b"), "--listen", "127.0.0.1:0"];
+      for (const peer of [source.url, far.url]) {
+        const refused = await run(["follow", source.url, "--into-mesh", ...own, "--peer", peer]);
+        expect([refused.code, refused.err]).toEqual([1, expect.stringContaining("own mesh")]);
+      }
+      write("source", "INSERT INTO items (id, name, updated_at) VALUES ('a', '0', 1)");
+      // Another spelling of the same address.
+      const spelled = source.url.replace("127.0.0.1", "localhost");
+      const running = await bridge(source.url, "--peer", spelled);
+      await post(`${source.url}/peers`, { url: running.url });
+      for (let n = 1; (await health(running)).following.state !== "refused"; n++) {
+        write("source", `UPDATE items SET name = '${n}', updated_at = 1 WHERE id = 'a'`);
+        expect(n).toBeLessThan(500);
+      }
+      expect((await health(running)).reasons).toEqual([expect.stringContaining("own mesh")]);
+      const name = "SELECT name, updated_at FROM items";
+      await until(() => Bun.deepEquals(rows("source", name), rows("bridge", name)));
+      const before = [await health(source), await health(running)].map((h) => h.last_change_id);
+      await Bun.sleep(500);
+      const after = [await health(source), await health(running)].map((h) => h.last_change_id);
+      expect(after).toEqual(before);
     },
     MS_MAX,
   );
