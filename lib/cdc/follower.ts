@@ -24,8 +24,13 @@ export interface FollowerStatus {
   /** Transactions and copies applied by this process. */
   readonly transactions: number;
   readonly copies: number;
-  /** How old the newest transaction that is here was when it was applied; 0 once all is here. */
-  readonly lagMs: number;
+  /** How many transactions the source has that are not here; null where that is not known now. */
+  readonly lagTransactions: number | null;
+  /**
+   * How old what is here is: 0 while all is here, else the time since the newest transaction that is
+   * here, or since all was here. Null before anything is.
+   */
+  readonly lagMs: number | null;
   readonly lastError: string | null;
 }
 
@@ -50,7 +55,11 @@ export class Follower {
   #state: FollowerStatus["state"] = "connecting";
   #transactions = 0;
   #copies = 0;
-  #lagMs = 0;
+  /** As the source said last; undefined where it did not. */
+  #behind: number | undefined;
+  /** Wall clock: when the source was heard, and what is here is of then or later. */
+  #heardMs = Number.NEGATIVE_INFINITY;
+  #currentMs: number | undefined;
   #lastError: string | null = null;
   #failures = 0;
   #wantsCopy = false;
@@ -69,9 +78,27 @@ export class Follower {
       state: this.#state,
       transactions: this.#transactions,
       copies: this.#copies,
-      lagMs: this.#lagMs,
+      ...this.#lag(),
       lastError: this.#lastError,
     };
+  }
+
+  #lag(): { lagTransactions: number | null; lagMs: number | null } {
+    const nowMs = this.#options.clock.nowMs();
+    const isConnected = this.#state === "following" || this.#state === "connecting";
+    const isHeard = isConnected && nowMs - this.#heardMs < SILENCE_MS_MAX;
+    const lagTransactions = isHeard ? (this.#behind ?? null) : null;
+    if (this.#currentMs === undefined) return { lagTransactions, lagMs: null };
+    const lagMs = lagTransactions === 0 ? 0 : Math.max(0, nowMs - this.#currentMs);
+    return { lagTransactions, lagMs };
+  }
+
+  /** All up to `atMs` is here, and `behind` transactions are not. */
+  #heard(behind: number | undefined, atMs: number): void {
+    this.#heardMs = this.#options.clock.nowMs();
+    this.#behind = behind;
+    const isAll = behind === 0;
+    this.#currentMs = Math.max(this.#currentMs ?? 0, isAll ? this.#heardMs : atMs);
   }
 
   /** Follows until it is stopped. */
@@ -114,11 +141,12 @@ export class Follower {
     try {
       await followCdc(replica, guarded, {
         ...this.#options.spool,
-        onBatch: (batch) => this.#applied(batch),
+        onBatch: (batch, _outcome, behind) => this.#applied(batch, behind),
         onBeat: () => {
           this.#isHeard = true;
           this.#failures = 0;
-          this.#lagMs = 0;
+          // One that comes while a copy is made says only that the source is there.
+          if (this.#state === "following") this.#heard(0, 0);
         },
       });
       // Something that is no source, or none any more: asking at once again would go on for ever.
@@ -134,7 +162,7 @@ export class Follower {
     }
   }
 
-  #applied(batch: Batch): void {
+  #applied(batch: Batch, behind: number | undefined): void {
     this.#isHeard = true;
     this.#state = "following";
     this.#wantsCopy = false;
@@ -143,7 +171,7 @@ export class Follower {
       this.#transactions++;
       this.#failures = 0;
     }
-    this.#lagMs = Math.max(0, this.#options.clock.nowMs() - batch.timeMs);
+    this.#heard(behind, batch.timeMs);
     this.#options.onBatch?.(batch);
   }
 

@@ -5,7 +5,8 @@
  * wherever the limit falls; only the last of its frames says that it is whole.
  *
  *   transaction or copy   {"v":1,"kind":…,"log":…,"after":"12","commit":"15","part":0,"last":true,
- *                          and in part 0 "mark":…,"time":…,"schema":…}
+ *                          and in part 0 "mark":…,"time":…,"schema":…, and "behind":3 where it is known
+ *                          how many transactions the log had after this one}
  *   heartbeat             {"v":1,"kind":"beat"}      the source is there and has nothing new
  *   stop                  {"v":1,"kind":"stop","code":…,"message":…}     why nothing more will come
  *
@@ -40,14 +41,20 @@ export interface FrameOptions extends SpoolOptions {
   readonly frameBytesMax?: number;
 }
 
+/** What `encodeFrames` goes by. */
+export interface EncodeOptions extends FrameOptions {
+  /** How many transactions the log holds after this one; absent where that is not known. */
+  readonly behind?: number | undefined;
+}
+
 /** The frames of a batch, one after the other, so that a slow reader holds one in memory. */
-export function* encodeFrames(batch: Batch, options: FrameOptions = {}): Generator<Uint8Array> {
+export function* encodeFrames(batch: Batch, options: EncodeOptions = {}): Generator<Uint8Array> {
   const bodyBytesMax = (options.frameBytesMax ?? FRAME_BYTES_MAX) - HEADER_BYTES_MAX;
   let pieces: Buffer[] = [];
   let bytes = 0;
   let part = 0;
   const take = (last: boolean) => {
-    const frame = encodeFrame(headerOf(batch, part, last), pieces);
+    const frame = encodeFrame(headerOf(batch, part, last, options.behind), pieces);
     pieces = [];
     bytes = 0;
     part++;
@@ -70,11 +77,16 @@ export function* encodeFrames(batch: Batch, options: FrameOptions = {}): Generat
   yield take(true);
 }
 
-function headerOf(batch: Batch, part: number, last: boolean): Record<string, unknown> {
+function headerOf(
+  batch: Batch,
+  part: number,
+  last: boolean,
+  behind: number | undefined,
+): Record<string, unknown> {
   const { kind, log, mark, timeMs: time, schema } = batch;
   const [after, commit] = [batch.after.toString(), batch.commit.toString()];
   const common = { kind, log, after, commit, part, last };
-  return part === 0 ? { ...common, mark, time, schema } : common;
+  return part === 0 ? { ...common, mark, time, schema, behind } : common;
 }
 
 /** Says that the source is there. */
@@ -98,7 +110,7 @@ function encodeFrame(header: Record<string, unknown>, body: readonly Buffer[]): 
 
 /** What a stream says. A batch is the caller's, who closes it. */
 export type FrameEvent =
-  | { readonly kind: "batch"; readonly batch: Batch }
+  | { readonly kind: "batch"; readonly batch: Batch; readonly behind: number | undefined }
   | { readonly kind: "beat" }
   | { readonly kind: "stop"; readonly code: CdcErrorCode; readonly message: string };
 
@@ -115,6 +127,7 @@ interface FirstHeader extends PartHeader {
   readonly mark: string;
   readonly timeMs: number;
   readonly schema: string | null;
+  readonly behind: number | undefined;
 }
 
 /** A transaction whose last frame has not come. */
@@ -225,12 +238,13 @@ export class FrameReader {
     if (restBytes > 0) throw malformed("a change without an end");
     this.#open = undefined;
     this.#position = { log: first.log, commit: first.commit };
-    const { log, after, commit, mark, timeMs, schema } = first;
+    const { log, after, commit, mark, timeMs, schema, behind } = first;
     const close = () => spool.close();
     const changes = spool;
     return {
       kind: "batch",
       batch: { kind, log, after, commit, mark, timeMs, schema, changes, close },
+      behind,
     };
   }
 
@@ -243,10 +257,11 @@ export class FrameReader {
         throw outOfOrder(`what follows ${part.after} comes after ${known.commit}`);
       }
     }
-    const { mark, time, schema } = header;
+    const { mark, time, schema, behind } = header;
     if (typeof mark !== "string" || typeof time !== "number") throw malformed("no mark or time");
     if (schema !== null && typeof schema !== "string") throw malformed("no schema");
-    const first = { ...part, mark, timeMs: time, schema };
+    const isCounted = typeof behind === "number" && Number.isSafeInteger(behind) && behind >= 0;
+    const first = { ...part, mark, timeMs: time, schema, behind: isCounted ? behind : undefined };
     const spool = new ChangeSpool(this.#options);
     this.#open = { first, part: 0, spool, rest: [], restBytes: 0 };
   }

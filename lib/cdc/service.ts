@@ -9,7 +9,7 @@ import type { Clock, Timers } from "../base/clock.ts";
 import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
 import { SqliteCapture } from "./sqlite-capture.ts";
-import { serveCdc } from "./stream.ts";
+import { type ServeOptions, serveCdc } from "./stream.ts";
 
 /** Another program's transaction is waited for when the log is opened, never while the node runs. */
 const OPEN_BUSY_MS = 5_000;
@@ -38,8 +38,9 @@ const SEEN_SQL = `
   ON CONFLICT (name) DO UPDATE
   SET position = ?2, seen_ms = ?3`;
 
-/** Kept in a node's file; `behind` in rows of the log. */
+/** Kept in a node's file; `behind` in rows of the log, by what it asked for or was sent since. */
 export interface NamedFollower {
+  readonly isConnected: boolean;
   readonly name: string;
   readonly position: number;
   readonly behind: number;
@@ -63,6 +64,8 @@ export class CdcService {
   readonly #db: Database;
   readonly #capture: SqliteCapture;
   readonly #ending = new AbortController();
+  /** The streams that are open, by their followers' names: up to where they were sent. */
+  readonly #open = new Map<string, { sent: number }>();
   #pruneAtMs = 0;
   #isPruning = false;
 
@@ -108,7 +111,8 @@ export class CdcService {
     if (name !== null) this.#see(name, after);
     const limits = { lifeMs: STREAM_MS, once, frameBytesMax: FRAME_BYTES_MAX };
     const { signal } = this.#ending;
-    const options = { ...limits, folder: dirname(path), clock, timers, signal };
+    const told = name === null ? {} : this.#watch(name, after);
+    const options = { ...limits, ...told, folder: dirname(path), clock, timers, signal };
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }
 
@@ -121,8 +125,24 @@ export class CdcService {
       )
       .all()
       .map(({ name, position, seen_ms: seenMs }) => {
-        return { name, position, behind: Math.max(0, newest - position), seenMs };
+        const open = this.#open.get(name);
+        const behind = Math.max(0, newest - Math.max(position, open?.sent ?? 0));
+        return { name, position, behind, seenMs, isConnected: open !== undefined };
       });
+  }
+
+  /** Of two streams under one name the later counts. */
+  #watch(name: string, after: Watermark | null): Pick<ServeOptions, "onSent" | "onEnd"> {
+    const open = { sent: Number(after?.commit ?? 0) };
+    this.#open.set(name, open);
+    return {
+      onSent: (commit) => {
+        open.sent = Number(commit);
+      },
+      onEnd: () => {
+        if (this.#open.get(name) === open) this.#open.delete(name);
+      },
+    };
   }
 
   /** Ends the streams between two batches: their followers ask again when the node is back. */

@@ -11,10 +11,13 @@ import { readCopy } from "./copy.ts";
 import { CdcError } from "./error.ts";
 import { encodeBeat, encodeFrames, encodeStop, type FrameOptions, FrameReader } from "./frames.ts";
 import type { ApplyOutcome } from "./replica.ts";
-import { CdcTailer } from "./tailer.ts";
+import { CdcTailer, countTransactions } from "./tailer.ts";
 
 /** How soon a follower has what was committed, against what looking costs: a read of one row. */
 const POLL_MS = 20;
+
+/** What is left in a long log is counted so often; between, what was sent is taken off. */
+const COUNT_PAUSE_MS = 250;
 
 /** Proxies and sockets give up on silence after a minute or less. */
 const BEAT_MS = 10_000;
@@ -34,6 +37,9 @@ export interface ServeOptions extends FrameOptions {
   readonly signal?: AbortSignal;
   /** Ends it after the first batch: a copy and nothing else. */
   readonly once?: boolean;
+  /** Told of each position that was sent to its end, and when the stream is over. */
+  onSent?(commit: bigint): void;
+  onEnd?(): void;
   readonly clock?: Clock;
   readonly timers?: Timers;
 }
@@ -74,6 +80,10 @@ class StreamSource {
   #frames: Generator<Uint8Array> | undefined;
   #stopped = false;
   #pulling = false;
+  #isReleased = false;
+  /** How many transactions were left when it was last counted, less those sent since. */
+  #behind: number | undefined;
+  #countedMs = 0;
   #wake: (() => void) | undefined;
 
   constructor(
@@ -131,13 +141,32 @@ class StreamSource {
       if (batch !== null) {
         this.#batches++;
         this.#batch = batch;
-        this.#frames = encodeFrames(batch, this.#options);
+        await this.#countBehind(batch);
+        this.#frames = encodeFrames(batch, { ...this.#options, behind: this.#behind });
         return this.#frames.next().value as Uint8Array;
       }
-      if (this.#clock.monotonicMs() >= beatAt) return encodeBeat();
+      // A follower that was told that more is left hears at once that it has all.
+      if (this.#clock.monotonicMs() >= beatAt || (this.#behind ?? 0) > 0) return this.#beat();
       await this.#pause();
     }
     return undefined;
+  }
+
+  /** Says that nothing is left. */
+  #beat(): Uint8Array {
+    this.#behind = 0;
+    return encodeBeat();
+  }
+
+  async #countBehind({ commit }: Batch): Promise<void> {
+    const nowMs = this.#clock.monotonicMs();
+    const known = this.#behind ?? 0;
+    if (known > 1 && nowMs - this.#countedMs < COUNT_PAUSE_MS) {
+      this.#behind = known - 1;
+      return;
+    }
+    this.#countedMs = nowMs;
+    this.#behind = await countTransactions(this.#connection!, commit);
   }
 
   /** What was promised, or "late" where that takes longer. */
@@ -197,12 +226,15 @@ class StreamSource {
   }
 
   #endBatch(): void {
+    if (this.#batch !== undefined && !this.#stopped) this.#options.onSent?.(this.#batch.commit);
     this.#batch?.close();
     this.#batch = undefined;
     this.#frames = undefined;
   }
 
   async #release(): Promise<void> {
+    if (!this.#isReleased) this.#options.onEnd?.();
+    this.#isReleased = true;
     // What is being read uses the connection.
     const unread = await this.#pending?.catch(() => null);
     this.#pending = undefined;
@@ -225,7 +257,8 @@ export interface FollowTarget {
 
 /** What `followCdc` tells of each batch after it is applied. */
 export interface FollowOptions extends FrameOptions {
-  onBatch?(batch: Batch, outcome: ApplyOutcome): void;
+  /** `behind`: how many transactions the source had after this one, where it says so. */
+  onBatch?(batch: Batch, outcome: ApplyOutcome, behind: number | undefined): void;
   onBeat?(): void;
 }
 
@@ -245,7 +278,7 @@ export async function followCdc(
         if (event.kind === "stop")
           throw new CdcError(event.code, `the source says: ${event.message}`);
         if (event.kind === "beat") options.onBeat?.();
-        else await applyAndClose(replica, event.batch, options);
+        else await applyAndClose(replica, event.batch, event.behind, options);
       }
     }
     reader.end();
@@ -257,11 +290,12 @@ export async function followCdc(
 async function applyAndClose(
   replica: FollowTarget,
   batch: Batch,
+  behind: number | undefined,
   options: FollowOptions,
 ): Promise<void> {
   try {
     const outcome = await replica.apply(batch);
-    options.onBatch?.(batch, outcome);
+    options.onBatch?.(batch, outcome, behind);
   } finally {
     batch.close();
   }

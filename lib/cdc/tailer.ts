@@ -91,6 +91,37 @@ export async function readLogEnd(connection: CdcConnection): Promise<Watermark> 
   return { log, commit: BigInt(row.change_id), mark: markOf(row, previous) };
 }
 
+/** More rows are not looked at to count what is left: their number stands for the rest. */
+const COUNTED_ROWS_MAX = 20_000;
+
+const countSql = (log: string) => `
+  SELECT count(*) AS rows, count(*) FILTER (WHERE change_type = ${COMMIT}) AS commits,
+    CAST(max(change_id) AS TEXT) AS last
+  FROM (
+    SELECT change_id, change_type
+    FROM ${log} AS log
+    WHERE change_id > CAST(? AS INTEGER)
+    ORDER BY log.change_id
+    LIMIT ${COUNTED_ROWS_MAX})`;
+
+/**
+ * How many transactions a log holds after a position: exact where each has its COMMIT and they are few,
+ * about so many where they are not. Where nothing marks their ends, all that is left counts as one.
+ */
+export async function countTransactions(connection: CdcConnection, after: bigint): Promise<number> {
+  const table = await logTable(connection);
+  const [row] = await selectAll<{ rows: number; commits: number; last: string | null }>(
+    connection,
+    countSql(table),
+    after.toString(),
+  );
+  const [rows, commits] = [Number(row?.rows ?? 0), Number(row?.commits ?? 0)];
+  if (row?.last == null) return 0;
+  const [ends] = await selectAll<{ newest: string }>(connection, endsSql(table));
+  const left = Number(BigInt(ends!.newest) - after);
+  return Math.max(1, Math.round((commits * Math.max(left, rows)) / rows));
+}
+
 /** Turso's log, or the one that triggers keep in a plain SQLite file. */
 type LogTable = "turso_cdc" | "_cdc";
 

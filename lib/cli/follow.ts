@@ -281,6 +281,7 @@ function healthOf(
     commit: watermark === null ? null : watermark.commit.toString(),
     transactions: status.transactions,
     copies: status.copies,
+    lag_transactions: status.lagTransactions,
     lag_ms: status.lagMs,
     last_error: status.lastError,
   };

@@ -34,8 +34,9 @@ export interface VerifiedReport {
 /** A follower that gave its name. */
 export interface FollowerReport {
   readonly name: string;
-  /** Rows of the log that it had not said to have when it was seen last. */
+  /** Rows of the log that it had not asked for the end of, nor was sent. */
   readonly behind: number;
+  readonly isConnected: boolean;
   /** Wall clock, ms. */
   readonly seenMs: number;
 }
@@ -50,6 +51,8 @@ export interface FollowingReport {
   /** Applied since the node started. */
   readonly transactions: number;
   readonly copies: number;
+  /** What the source has that is not here, and how old what is here is; see lib/cdc/follower.ts. */
+  readonly lagTransactions: number | undefined;
   readonly lagMs: number | undefined;
   readonly lastError: string | undefined;
   /** Tables that are not taken in, and what else a person should know. */
@@ -152,6 +155,7 @@ function followingJson(report: FollowingReport): Readonly<Record<string, unknown
     commit: report.commit ?? null,
     transactions,
     copies,
+    lag_transactions: report.lagTransactions ?? null,
     lag_ms: report.lagMs ?? null,
     last_error: report.lastError ?? null,
     remarks,
@@ -159,8 +163,9 @@ function followingJson(report: FollowingReport): Readonly<Record<string, unknown
   };
 }
 
-function followerJson({ name, behind, seenMs }: FollowerReport): Readonly<Record<string, unknown>> {
-  return { name, behind, seen: seenMs };
+function followerJson(report: FollowerReport): Readonly<Record<string, unknown>> {
+  const { name, behind, seenMs, isConnected } = report;
+  return { name, behind, seen: seenMs, connected: isConnected };
 }
 
 function verifiedJson(verified: VerifiedReport): Readonly<Record<string, unknown>> {

@@ -3,7 +3,7 @@ import { describe, expect, test } from "bun:test";
 import type { Timers } from "../../lib/base/clock.ts";
 import type { Batch, CdcChange } from "../../lib/cdc/change.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
-import { Follower as FollowerLoop } from "../../lib/cdc/follower.ts";
+import { Follower as FollowerLoop, type FollowerStatus } from "../../lib/cdc/follower.ts";
 import { encodeBeat, encodeFrames, encodeStop } from "../../lib/cdc/frames.ts";
 import { Seeded } from "../support/seeded.ts";
 import { Follower } from "./support/turso-source.ts";
@@ -20,7 +20,11 @@ function batch(after: bigint, commit: bigint, changes: CdcChange[], log = "L"): 
 type Answer = Error | Uint8Array[];
 
 /** Plays answers to a follower, one a connection, and stops it after the last. */
-async function play(answers: readonly Answer[], follower = new Follower()) {
+async function play(
+  answers: readonly Answer[],
+  follower = new Follower(),
+  look: (loop: FollowerLoop) => void = () => {},
+) {
   const asked: string[] = [];
   const pauses: number[] = [];
   const ends: (string | undefined)[] = [];
@@ -49,6 +53,7 @@ async function play(answers: readonly Answer[], follower = new Follower()) {
       if (answer instanceof Error) throw answer;
       return (async function* () {
         yield* answer;
+        look(loop);
       })();
     },
     onEnd: (reason) => ends.push(reason),
@@ -131,6 +136,36 @@ describe("a follower", () => {
   test("is up to date when it hears a beat", async () => {
     const { status } = await play([[...bytes(batch(0n, 5n, [table])), encodeBeat()]]);
     expect(status.lagMs).toBe(0);
+  });
+
+  test("knows how much is not here, by what the source says with each transaction", async () => {
+    const far = [...encodeFrames(batch(5n, 7n, [row(2n)]), { behind: 3 })];
+    const status = (answers: readonly Answer[]) => {
+      let seen: FollowerStatus | undefined;
+      // Looked at when all is applied and the connection still stands.
+      const last = answers.at(-1) as Uint8Array[];
+      const look = (loop: FollowerLoop) => {
+        seen = loop.status;
+      };
+      return play([...answers.slice(0, -1), last], new Follower(), look).then(() => seen);
+    };
+    const copy = bytes(batch(0n, 5n, [table]));
+    expect(await status([[...copy, ...far]])).toMatchObject({ lagTransactions: 3, lagMs: 3_000 });
+    expect(await status([[...copy, ...far, encodeBeat()]])).toMatchObject({
+      lagTransactions: 0,
+      lagMs: 0,
+    });
+    const end = [...encodeFrames(batch(5n, 7n, [row(2n)]), { behind: 0 })];
+    expect(await status([[...copy, ...end]])).toMatchObject({ lagTransactions: 0, lagMs: 0 });
+    expect(await status([copy])).toMatchObject({ lagTransactions: null, lagMs: 3_000 });
+  });
+
+  test("that lost its source is not up to date, however well it was", async () => {
+    const { status } = await play([
+      [...bytes(batch(0n, 5n, [table])), encodeBeat()],
+      new Error("refused"),
+    ]);
+    expect(status).toMatchObject({ lagTransactions: null, state: "stopped" });
   });
 
   test("ends where its own file fails", async () => {

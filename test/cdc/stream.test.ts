@@ -99,6 +99,47 @@ describe("a stream", () => {
     expect(served.opened.map(({ open }) => open)).toEqual([false]);
   });
 
+  test("says with each transaction how many are left, and at once when none is", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(T);
+    const options = { ...quickTime(), beatMs: 1e12 };
+    const served = new Served(source, null, options);
+    expect(await served.next()).toMatchObject({ batch: { kind: "copy" }, behind: 0 });
+    for (let k = 1; k <= 4; k++) source.writer.exec(`INSERT INTO t VALUES (${k}, 1)`);
+    const left: unknown[] = [];
+    for (let k = 1; k <= 3; k++) {
+      const event = await served.next();
+      left.push(event?.kind === "batch" && event.behind);
+    }
+    // A COMMIT with nothing before it looks like one more.
+    source.writer.exec("DELETE FROM t WHERE k = 9");
+    const last = await served.next();
+    left.push(last?.kind === "batch" && last.behind);
+    expect(left).toEqual([3, 2, 1, 1]);
+    expect(await served.next()).toEqual({ kind: "beat" });
+    source.writer.exec("INSERT INTO t VALUES (5, 1)");
+    expect(await served.next()).toMatchObject({ kind: "batch", behind: 0 });
+    await served.reader.cancel();
+  });
+
+  test("tells whoever serves it how far it is, and when it is over", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(T);
+    const told: unknown[] = [];
+    const options = {
+      ...quickTime(),
+      onSent: (commit: bigint) => told.push(commit),
+      onEnd: () => told.push("end"),
+    };
+    const served = new Served(source, null, options);
+    await served.next();
+    expect(told).toEqual([]);
+    await served.next();
+    expect(told).toEqual([2n]);
+    await served.reader.cancel();
+    expect(told).toEqual([2n, "end"]);
+  });
+
   test("from a position has what follows it", async () => {
     using source = await TursoSource.open();
     using follower = new Follower();

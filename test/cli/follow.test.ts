@@ -106,17 +106,44 @@ describe("a node with --cdc", () => {
         );
         expect(db.query("SELECT name FROM _cdc_trigger").all()).toEqual([]);
       });
-      const said = (await (await fetch(health)).json()) as { ok: boolean; copies: number };
-      expect(said).toMatchObject({ ok: true, copies: 1, state: "following", last_error: null });
+      const said = async () => (await (await fetch(health)).json()) as Record<string, unknown>;
+      await until(async () => (await said())["lag_transactions"] === 0);
+      expect(await said()).toMatchObject({ ok: true, copies: 1, state: "following" });
+      expect(await said()).toMatchObject({ last_error: null, lag_ms: 0 });
       const items = await (await fetch(health.replace("health", "api/items"))).json();
       expect(items).toMatchObject([{ name: "a", extra: "\\x00ff" }]);
       const refused = await fetch(health.replace("health", "api/items"), { ...post, body: "{}" });
       expect(refused.status).toBe(405);
-      const asked = (await (await fetch(`${url}/health`)).json()) as { followers: object[] };
-      expect(asked.followers).toMatchObject([{ name: "copy1" }]);
+      const known = async () => {
+        const { followers } = (await (await fetch(`${url}/health`)).json()) as {
+          followers: Record<string, unknown>[];
+        };
+        return followers;
+      };
+      await until(async () => (await known())[0]?.["behind"] === 0);
+      expect(await known()).toMatchObject([{ name: "copy1", connected: true }]);
       expect((await run(["status", "--node", url])).out).toContain("copy1");
       follower.kill("SIGTERM");
       expect((await follower.ended()).code).toBe(0);
+      await until(async () => (await run(["status", "--node", url])).out.includes("away"));
+    },
+    MS_MAX,
+  );
+
+  test(
+    "a follower whose source is gone says how old its copy is",
+    async () => {
+      const { url, process } = await node("--cdc");
+      const follower = begin("follow", url, "--db", copy, "--listen", "127.0.0.1:0");
+      const text = await follower.printed("out", "health at");
+      const health = /health at (\S+)/.exec(text)![1]!;
+      const lag = async () => (await (await fetch(health)).json()) as Record<string, unknown>;
+      await until(async () => (await lag())["lag_transactions"] === 0);
+      process.kill("SIGKILL");
+      await until(async () => (await lag())["lag_transactions"] === null);
+      const before = Number((await lag())["lag_ms"]);
+      await until(async () => Number((await lag())["lag_ms"]) > before);
+      expect((await lag())["ok"]).toBe(false);
     },
     MS_MAX,
   );
