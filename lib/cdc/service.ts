@@ -71,9 +71,9 @@ export class CdcService {
     const db = new Database(options.path);
     try {
       db.run(`PRAGMA busy_timeout = ${OPEN_BUSY_MS}`);
-      const service = new CdcService(options, db, SqliteCapture.open(db, options.random));
+      const service = new CdcService(options, db, SqliteCapture.openUnsettled(db, options.random));
       db.run(CREATE_SQL);
-      service.#capture.settle();
+      service.#capture.settlePart();
       db.run(`PRAGMA busy_timeout = ${BUSY_MS}`);
       return service;
     } catch (error) {
@@ -91,7 +91,7 @@ export class CdcService {
   /** A step of the node's timer: settles what others altered, deletes what nobody needs. */
   look(): void {
     try {
-      this.#capture.settle();
+      this.#capture.settlePart();
       const nowMs = this.#options.clock.monotonicMs();
       if (!this.#isPruning && nowMs < this.#pruneAtMs) return;
       this.#pruneAtMs = nowMs + PRUNE_PAUSE_MS;

@@ -6,11 +6,14 @@
  * change and its place in the log.
  *
  * What one statement cannot say (a rename, a dropped column, a table that was built anew, rowids that
- * VACUUM gave out anew) is sent as a table dropped, made and filled in one transaction.
+ * VACUUM gave out anew) is sent as a table dropped, made and filled in one transaction. In the log it
+ * is filled in parts, so that a large table holds up nobody who writes: the table's triggers stand by
+ * then, and an entry says what a row is at that moment, so that entries of others may lie between.
  *
  * Invariants (test/cdc/sqlite.test.ts):
  *   Q1  in a settled file, the log's end and the file are the same: applying one gives the other.
- *   Q2  a settle is one transaction, and after it the recorded schema version is the file's.
+ *   Q2  what is recorded (_cdc_object) is what applying the log leads to, at every commit.
+ *   Q3  until the last part is logged the file does not pass for settled: no batch ends before.
  */
 import type { Database } from "bun:sqlite";
 import { type Random, systemRandom } from "../base/random.ts";
@@ -26,12 +29,18 @@ import {
   LOG_STATEMENT_SQL,
   type LoggedTable,
   logAllRowsSql,
+  logTouchedRowsSql,
+  partSql,
   triggerNames,
 } from "./sqlite-log.ts";
 import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
 
-/** Bounds how long one prune holds the write lock. */
+/** Bound how long one prune and one part of a settle hold the write lock. */
 const PRUNE_ROWS_MAX = 5_000;
+const PART_ROWS_MAX = 5_000;
+/** No schema's version: the log is not there yet. */
+const UNSETTLED = -1;
+const ROWID_MIN = -(2n ** 63n);
 
 const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
 const ENDING_TRIGGER = /\braise\s*\(\s*(?:ignore|fail)\b/i;
@@ -64,9 +73,15 @@ export class SqliteCapture {
 
   /** Begins or goes on with the log of a file, settled. Throws "source-unfit" where it cannot be. */
   static open(db: Database, random: Random = systemRandom): SqliteCapture {
+    const capture = SqliteCapture.openUnsettled(db, random);
+    capture.settle();
+    return capture;
+  }
+
+  /** The same, for one who then calls `settlePart` until there is nothing left. */
+  static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
     if (!capture.#hasTable("_cdc")) capture.#begin(random);
-    else capture.settle();
     return capture;
   }
 
@@ -77,6 +92,13 @@ export class SqliteCapture {
 
   /** Puts what happened to the schema into the log; true when there was something. */
   settle(): boolean {
+    let isChanged = false;
+    while (this.settlePart()) isChanged = true;
+    return isChanged;
+  }
+
+  /** One short transaction of it, with so many rows; false when there was nothing to do. */
+  settlePart(rowsMax = PART_ROWS_MAX): boolean {
     // In this order: what is logged by now was logged under the schema that is looked at next.
     const newest = this.newest();
     if (this.isSettled) {
@@ -85,7 +107,8 @@ export class SqliteCapture {
     }
     const isChanged = this.#transaction(() => {
       if (this.isSettled) return false;
-      this.#settleInside();
+      if (this.#schemaVersion() !== this.#state().planned) this.#plan();
+      if (this.#fillSome(rowsMax)) this.#finish();
       return true;
     });
     this.#fittingTo = undefined;
@@ -123,8 +146,8 @@ export class SqliteCapture {
         )
         .all();
       for (const { name } of triggers) db.run(`DROP TRIGGER ${quoteName(name)}`);
-      for (const table of ["_cdc", "_cdc_object", "_cdc_state", "_cdc_log", "_cdc_canary"]) {
-        db.run(`DROP TABLE IF EXISTS ${table}`);
+      for (const table of ["", "_object", "_state", "_log", "_canary", "_rebuild"]) {
+        db.run(`DROP TABLE IF EXISTS _cdc${table}`);
       }
     }).immediate();
   }
@@ -140,9 +163,10 @@ export class SqliteCapture {
         "CREATE TABLE _cdc_log (one INTEGER PRIMARY KEY CHECK (one = 1), log TEXT NOT NULL, complete INTEGER NOT NULL)",
       );
       this.#db.run("INSERT INTO _cdc_log VALUES (1, ?, ?)", [random.hex(16), isComplete]);
-      this.#db.run("INSERT INTO _cdc_state VALUES (1, 0, 0)");
+      this.#db.run(`INSERT INTO _cdc_state VALUES (1, ${UNSETTLED}, 0, 0)`);
       this.#capture(current);
       this.#record(current);
+      this.#finish();
     });
   }
 
@@ -158,15 +182,56 @@ export class SqliteCapture {
     }
   }
 
-  #settleInside(): void {
+  /** Everything but the rows of tables that are new or made anew. */
+  #plan(): void {
     const current = this.#readCurrent();
     const known = this.#db.query<Known, []>("SELECT * FROM _cdc_object").all();
     const fates = this.#fatesOf(current, known);
+    this.#db.run("DELETE FROM _cdc_rebuild");
     this.#logDrops(known, current, fates);
     for (const [name, table] of current.tables) this.#logTable(table, fates.get(name)!, current);
     this.#logCreates(known, current, fates);
     this.#capture(current);
     this.#record(current);
+  }
+
+  /** Logs a part of the rows that are still to be logged; true when that was the last. */
+  #fillSome(rowsMax: number): boolean {
+    let left = rowsMax;
+    for (const name of this.#unfilled()) {
+      if (left <= 0) return false;
+      const table = this.#readTable(name);
+      if (table.rowid === undefined) left -= this.#db.query(logAllRowsSql(table)).run().changes;
+      else {
+        const { end, log } = partSql(table);
+        const part = this.#db
+          .query<{ through: string | null; n: number }, [number]>(end)
+          .get(left)!;
+        if (part.n > 0) this.#db.query(log).run(part.through);
+        left -= part.n;
+        if (left <= 0) {
+          this.#db
+            .query("UPDATE _cdc_rebuild SET rows_from = CAST(? AS INTEGER) + 1 WHERE name = ?")
+            .run(part.through, name);
+          return false;
+        }
+      }
+      this.#db.query("DELETE FROM _cdc_rebuild WHERE name = ?").run(name);
+    }
+    return true;
+  }
+
+  #unfilled(): readonly string[] {
+    return this.#db
+      .query<{ name: string }, []>("SELECT name FROM _cdc_rebuild ORDER BY name")
+      .all()
+      .map(({ name }) => name);
+  }
+
+  #finish(): void {
+    this.#db
+      .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
+      .run(this.#schemaVersion(), this.newest());
     this.#ends ??= new SqliteCommits(this.#db);
     this.#ends.end();
   }
@@ -180,10 +245,12 @@ export class SqliteCapture {
     const isRemade = this.#unexplained(current, known) >= 2;
     const doubtful = doubtfulKeys(current, known, isRemade);
     const unlogged = unloggedTables(current, known, isRemade);
+    const unfilled = new Set(this.#unfilled());
     for (const [name, table] of current.tables) {
       const fate = this.#fateOf(table, current, before.get(name), wasVacuumed);
       const stood = fate === "same" || fate === "column-added";
-      const isDoubtful = unlogged.has(name) || (doubtful.has(name) && this.#isTouched(name));
+      const isDoubtful =
+        unfilled.has(name) || unlogged.has(name) || (doubtful.has(name) && this.#isTouched(name));
       fates.set(name, stood && isDoubtful ? "rebuilt" : fate);
     }
     return fates;
@@ -193,7 +260,7 @@ export class SqliteCapture {
   #unexplained(current: Current, known: readonly Known[]): number {
     const changed = known.filter((object) => !isUnchanged(object, current)).length;
     const appeared = current.objects.filter((object) => !isKnown(object, known)).length;
-    return this.#schemaVersion() - this.#state().schema_version - changed - appeared;
+    return this.#schemaVersion() - this.#state().planned - changed - appeared;
   }
 
   /** What is logged behind it may have been written after the schema was altered; no COMMIT is. */
@@ -283,13 +350,15 @@ export class SqliteCapture {
         const definition = addedColumn(before, table, sql!);
         this.#logStatement(`ALTER TABLE ${quoteName(table.name)} ADD COLUMN ${definition}`);
         // Logged by triggers that did not know the column.
-        this.#db.run(logAllRowsSql(table, this.#since()));
+        this.#db.run(logTouchedRowsSql(table, this.#since()));
         return;
       }
       case "new":
       case "rebuilt":
         this.#logStatement(sql!);
-        this.#db.run(logAllRowsSql(table));
+        this.#db
+          .query("INSERT INTO _cdc_rebuild (name, rows_from) VALUES (?, ?)")
+          .run(table.name, ROWID_MIN);
     }
   }
 
@@ -348,8 +417,8 @@ export class SqliteCapture {
       insert.run(type, name, tbl_name, sql, table ? JSON.stringify(table.columns) : "");
     }
     this.#db
-      .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
-      .run(this.#schemaVersion(), this.newest());
+      .query("UPDATE _cdc_state SET schema_version = ?, planned = ?")
+      .run(UNSETTLED, this.#schemaVersion());
   }
 
   #readCurrent(): Current {
@@ -384,10 +453,14 @@ export class SqliteCapture {
     return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
   }
 
-  #state(): { readonly schema_version: number; readonly settled: number } {
+  #state(): {
+    readonly schema_version: number;
+    readonly planned: number;
+    readonly settled: number;
+  } {
     return this.#db
-      .query<{ schema_version: number; settled: number }, []>(
-        "SELECT schema_version, settled FROM _cdc_state",
+      .query<{ schema_version: number; planned: number; settled: number }, []>(
+        "SELECT schema_version, planned, settled FROM _cdc_state",
       )
       .get()!;
   }

@@ -88,7 +88,7 @@ async function run(seed: number, folder: string): Promise<number> {
       for (let step = 0; step < STEPS; step++) {
         workload.step();
         if (!isWhole(node)) return reader.checks;
-        if (random.chance(0.3)) capture.settle();
+        if (random.chance(0.3)) capture.settlePart(1 + random.below(4));
         if (step % 5 === 0) await turn();
         reader.check();
       }
