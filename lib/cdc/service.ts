@@ -20,8 +20,10 @@ const STREAM_MS = 300_000;
 /** A frame is made at one go, while the node answers nobody. */
 const FRAME_BYTES_MAX = 1024 * 1024;
 const PRUNE_PAUSE_MS = 10_000;
-/** Rows whose size stands for all. */
+/** Rows, spread over the log, whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
+/** What a row takes beside its images. */
+const ROW_BYTES = 60;
 /** Names take a row each and hold the log back. */
 const FOLLOWERS_MAX = 256;
 
@@ -37,6 +39,20 @@ const SEEN_SQL = `
   VALUES (?1, ?2, ?3)
   ON CONFLICT (name) DO UPDATE
   SET position = ?2, seen_ms = ?3`;
+
+interface Sample {
+  readonly id: number;
+  readonly bytes: number;
+}
+
+type Samples = [newest: number, step: number, oldest: number];
+
+/** Lengths in bytes are known without reading what is that long. */
+const SAMPLE_SQL = `
+  WITH RECURSIVE at (id) AS (SELECT ?1 UNION ALL SELECT id - ?2 FROM at WHERE id - ?2 >= ?3)
+  SELECT at.id AS id, ${ROW_BYTES} + coalesce(octet_length("before"), 0)
+    + coalesce(octet_length("after"), 0) + coalesce(octet_length(updates), 0) AS bytes
+  FROM at JOIN _cdc ON change_id = at.id`;
 
 /** Kept in a node's file; `behind` in rows of the log. */
 export interface NamedFollower {
@@ -164,20 +180,23 @@ export class CdcService {
     return through > 0 && this.#capture.prune(BigInt(through)) > 0;
   }
 
-  /** Up to where the log is more than may be kept. */
+  /** Up to where the log is more than may be kept. Ids are without gaps. */
   #tooMuch(): number {
-    const { bytes, oldest, newest } = this.#db
-      .query<{ bytes: number | null; oldest: number; newest: number }, []>(
-        `SELECT
-           (SELECT avg(coalesce(length("after"), 0) + coalesce(length("before"), 0) + 60)
-            FROM (SELECT "before", "after" FROM _cdc ORDER BY change_id DESC LIMIT ${SAMPLE_ROWS})) AS bytes,
-           coalesce((SELECT min(change_id) FROM _cdc), 0) AS oldest,
-           coalesce((SELECT max(change_id) FROM _cdc), 0) AS newest`,
+    const { oldest, newest } = this.#db
+      .query<{ oldest: number | null; newest: number | null }, []>(
+        "SELECT min(change_id) AS oldest, max(change_id) AS newest FROM _cdc",
       )
       .get()!;
-    if (bytes === null) return 0;
-    const rowsMax = Math.floor(this.#options.keepBytes / bytes);
-    return newest - oldest > rowsMax ? newest - rowsMax : 0;
+    if (oldest === null || newest === null) return 0;
+    const step = Math.ceil((newest - oldest + 1) / SAMPLE_ROWS);
+    let left = this.#options.keepBytes;
+    for (const { id, bytes } of this.#db
+      .query<Sample, Samples>(SAMPLE_SQL)
+      .iterate(newest, step, oldest)) {
+      left -= bytes * step;
+      if (left < 0) return Math.min(id, newest - 1);
+    }
+    return 0;
   }
 }
 

@@ -125,6 +125,16 @@ test("beyond its size the oldest goes, whoever lacks it", async () => {
   expect(n).toBeLessThan(400);
 });
 
+test("its size is that of all its rows, not of the newest", () => {
+  open(200_000);
+  for (let n = 0; n < 100; n++) program.run("INSERT INTO t (v) VALUES (zeroblob(5000))");
+  write(100);
+  look();
+  const { n } = program.query<{ n: number }, []>("SELECT count(*) AS n FROM _cdc").get()!;
+  expect(n).toBeGreaterThan(100);
+  expect(n).toBeLessThan(125);
+});
+
 test("a file that somebody holds is looked at in the next step", () => {
   open();
   program.run("BEGIN IMMEDIATE");
