@@ -17,7 +17,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { type Random, systemRandom } from "../base/random.ts";
-import { quoteName } from "../base/sql-text.ts";
+import { quoteName, tokenize } from "../base/sql-text.ts";
 import { CdcError } from "./error.ts";
 import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
 import { rowidName } from "./source-schema.ts";
@@ -43,7 +43,8 @@ const UNSETTLED = -1;
 const ROWID_MIN = -(2n ** 63n);
 
 const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
-const ENDING_TRIGGER = /\braise\s*\(\s*(?:ignore|fail)\b/i;
+/** One that runs before the row is written cannot end what is done; RAISE may, and any write in it. */
+const ENDING_TRIGGER = /\bAFTER\b[\s\S]*\b(?:raise|insert|replace|update|delete)\b/i;
 const UNIQUE_INDEX = /^\s*CREATE\s+UNIQUE\b/i;
 
 interface Known extends SchemaObject {
@@ -244,7 +245,7 @@ export class SqliteCapture {
     const wasVacuumed = this.#wasVacuumed();
     const isRemade = this.#unexplained(current, known) >= 2;
     const doubtful = doubtfulKeys(current, known, isRemade);
-    const unlogged = unloggedTables(current, known, isRemade);
+    const unlogged = this.#unloggedTables(current);
     const unfilled = new Set(this.#unfilled());
     for (const [name, table] of current.tables) {
       const fate = this.#fateOf(table, current, before.get(name), wasVacuumed);
@@ -254,6 +255,39 @@ export class SqliteCapture {
       fates.set(name, stood && isDoubtful ? "rebuilt" : fate);
     }
     return fates;
+  }
+
+  /**
+   * Tables with a trigger that may end a write and keep what is done (RAISE, or a constraint that fails
+   * while the statement says OR FAIL), and that is newer than ours: it runs first, and the row that it
+   * ended with was not logged. A statement that ran under such a trigger and dropped it again is missed.
+   */
+  #unloggedTables(current: Current): ReadonlySet<string> {
+    const followed = new Set(
+      current.objects.filter(({ type }) => type === "trigger").map(({ name }) => name),
+    );
+    const tables = new Set<string>();
+    const ours = new Set<string>();
+    for (const { name, tbl_name, sql } of this.#triggers()) {
+      if (CAPTURE_TRIGGER.test(name)) ours.add(tbl_name);
+      else if (ours.has(tbl_name) && followed.has(name) && ENDING_TRIGGER.test(sql)) {
+        tables.add(tbl_name);
+      }
+    }
+    return tables;
+  }
+
+  /** In the order in which they were made; they run in the opposite one. */
+  #triggers(): readonly {
+    readonly name: string;
+    readonly tbl_name: string;
+    readonly sql: string;
+  }[] {
+    return this.#db
+      .query<{ name: string; tbl_name: string; sql: string }, []>(
+        "SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid",
+      )
+      .all();
   }
 
   /** Versions of the schema that no difference tells of: what was dropped and made anew leaves two. */
@@ -384,11 +418,7 @@ export class SqliteCapture {
    * one of the application's they would not run where that one fails and the write stays (OR FAIL).
    */
   #capture(current: Current): void {
-    const standing = this.#db
-      .query<{ id: number; name: string; tbl_name: string; sql: string }, []>(
-        "SELECT rowid AS id, name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid",
-      )
-      .all();
+    const standing = this.#triggers();
     const ours = standing.filter(({ name }) => CAPTURE_TRIGGER.test(name));
     const kept = new Set<string>();
     for (const table of current.tables.values()) {
@@ -516,22 +546,6 @@ function doubtfulKeys(
   return new Set([...gone, ...come].filter(isUnique).map((index) => index.tbl_name));
 }
 
-/**
- * Tables with a trigger that ends a write and keeps it, and that is newer than ours: it runs first,
- * and what it ended was not logged.
- */
-function unloggedTables(
-  current: Current,
-  known: readonly Known[],
-  isRemade: boolean,
-): ReadonlySet<string> {
-  const ending = current.objects.filter(
-    ({ type, sql }) => type === "trigger" && ENDING_TRIGGER.test(sql!),
-  );
-  const newer = isRemade ? ending : ending.filter((trigger) => !isKnown(trigger, known));
-  return new Set(newer.map((trigger) => trigger.tbl_name));
-}
-
 function isKnown(object: SchemaObject, known: readonly Known[]): boolean {
   return known.some(
     ({ type, name, sql }) => type === object.type && name === object.name && sql === object.sql,
@@ -551,5 +565,19 @@ function addedColumn(before: Known, table: LoggedTable, sql: string): string | u
   const end = before.sql.slice(start);
   const added = sql.slice(start, sql.length - end.length);
   if (!sql.startsWith(before.sql.slice(0, start)) || !sql.endsWith(end)) return undefined;
-  return /^\s*,\s*\S/.test(added) ? added.replace(/^\s*,\s*/, "") : undefined;
+  if (!/^\s*,\s*\S/.test(added)) return undefined;
+  const definition = added.replace(/^\s*,\s*/, "");
+  return isOnePart(definition) ? definition : undefined;
+}
+
+/** A constraint that was added as well stands behind a comma of its own. */
+function isOnePart(definition: string): boolean {
+  let depth = 0;
+  for (const { kind, value } of tokenize(definition)) {
+    if (kind !== "symbol") continue;
+    if (value === "(") depth++;
+    if (value === ")") depth--;
+    if (value === "," && depth === 0) return false;
+  }
+  return true;
 }

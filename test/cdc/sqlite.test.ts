@@ -195,6 +195,11 @@ describe("a schema that others alter", () => {
     "ALTER TABLE t ADD COLUMN x DEFAULT 'it''s'",
     "BEGIN; INSERT INTO t VALUES (8, 8, 8); ALTER TABLE t ADD COLUMN x; UPDATE t SET x = k, v = 'n'; COMMIT",
     "ALTER TABLE t ADD COLUMN x; ALTER TABLE t ADD COLUMN y DEFAULT 5",
+    "ALTER TABLE t ADD COLUMN x; ALTER TABLE t ADD CHECK (k <> 77)",
+    "ALTER TABLE t ADD CONSTRAINT c CHECK (k <> 77); ALTER TABLE t ADD COLUMN x CHECK (x IN (1, 2))",
+    "ALTER TABLE t ALTER COLUMN v SET NOT NULL; INSERT INTO t VALUES (7, 7, 7)",
+    "ALTER TABLE t ALTER COLUMN v SET NOT NULL; ALTER TABLE t ALTER COLUMN v DROP NOT NULL; INSERT INTO t VALUES (7, NULL, 7)",
+    "ALTER TABLE t ADD CONSTRAINT c CHECK (k <> 77); ALTER TABLE t DROP CONSTRAINT c",
     "ALTER TABLE t RENAME TO t2; INSERT INTO t2 VALUES (9, 9, 9)",
     "ALTER TABLE t RENAME COLUMN v TO x; UPDATE t SET x = 'renamed'",
     "DROP TRIGGER _cdc_ai_t; DROP TRIGGER _cdc_au_t; DROP TRIGGER _cdc_ad_t; ALTER TABLE t DROP COLUMN v",
@@ -266,6 +271,29 @@ describe("a schema that others alter", () => {
     SqliteCapture.open(open());
     expect(capture.isSettled).toBe(true);
     expect((await pump(tailer, follower)).length).toBe(1);
+    await equal(reader, follower);
+  });
+
+  test.each([
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN INSERT INTO u VALUES (NEW.v); END",
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN INSERT OR FAIL INTO u VALUES (NEW.v); END",
+    "CREATE TRIGGER g AFTER INSERT ON t WHEN NEW.v = 1 BEGIN SELECT RAISE(FAIL, 'no'); END",
+  ])("what a new trigger ended and kept is not missed: %s", async (trigger) => {
+    const { program, capture, reader } = captured(
+      `${T}; CREATE TABLE u (x UNIQUE); INSERT INTO u VALUES (1)`,
+    );
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    program.run(trigger);
+    expect(() => program.run("INSERT OR FAIL INTO t VALUES (1, 5, 0), (2, 1, 0)")).toThrow();
+    expect(program.query("SELECT k FROM t").values()).toEqual([[1], [2]]);
+    capture.settle();
+    await pump(tailer, follower);
+    await equal(reader, follower);
+    // From now on ours run first.
+    expect(() => program.run("INSERT OR FAIL INTO t VALUES (3, 1, 0)")).toThrow();
+    expect(program.query("SELECT k FROM t").values()).toEqual([[1], [2], [3]]);
+    await pump(tailer, follower);
     await equal(reader, follower);
   });
 
