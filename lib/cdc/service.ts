@@ -80,6 +80,8 @@ export class CdcService {
   readonly #capture: SqliteCapture;
   readonly #ending = new AbortController();
   #pruneAtMs = 0;
+  /** Named followers that could not be noted yet, with their positions: somebody held the file. */
+  readonly #unnoted = new Map<string, bigint>();
   #isPruning = false;
 
   /** Opens the log, or begins it. Throws a CdcError where the file cannot be followed. */
@@ -107,6 +109,7 @@ export class CdcService {
   /** A step of the node's timer: settles what others altered, deletes what nobody needs. */
   look(): void {
     try {
+      for (const [name, position] of this.#unnoted) this.#note(name, position);
       this.#capture.settlePart();
       const nowMs = this.#options.clock.monotonicMs();
       if (!this.#isPruning && nowMs < this.#pruneAtMs) return;
@@ -156,12 +159,18 @@ export class CdcService {
     const { n } = this.#db
       .query<{ n: number }, [string]>("SELECT count(*) AS n FROM _cdc_follower WHERE name <> ?")
       .get(name)!;
-    if (n >= FOLLOWERS_MAX) return;
+    if (n + this.#unnoted.size >= FOLLOWERS_MAX) return;
     try {
-      this.#db.query(SEEN_SQL).run(name, position, this.#options.clock.nowMs());
+      this.#note(name, position);
     } catch (error) {
       if (!isBusy(error)) throw error;
+      this.#unnoted.set(name, position);
     }
+  }
+
+  #note(name: string, position: bigint): void {
+    this.#db.query(SEEN_SQL).run(name, position, this.#options.clock.nowMs());
+    this.#unnoted.delete(name);
   }
 
   /** Deletes a part of what may go; true when there is more of it. */

@@ -104,6 +104,21 @@ test("without named followers the log is kept for its time", () => {
   expect(oldest()).toBe(10);
 });
 
+test("one that comes while somebody holds the file is noted before anything goes", async () => {
+  open();
+  write(10);
+  const slow = await position();
+  program.run("BEGIN IMMEDIATE");
+  await service.stream(slow.replica.watermark(), "slow", false).cancel();
+  program.run("COMMIT");
+  write(10);
+  const quick = await position();
+  await service.stream(quick.replica.watermark(), "quick", false).cancel();
+  look();
+  expect(service.followers()).toMatchObject([{ name: "quick" }, { name: "slow", position: 10 }]);
+  expect(oldest()).toBe(9);
+});
+
 test("one that was not seen for so long is forgotten", async () => {
   open();
   write(10);
