@@ -20,8 +20,10 @@ const STREAM_MS = 300_000;
 /** A frame is made at one go, while the node answers nobody. */
 const FRAME_BYTES_MAX = 1024 * 1024;
 const PRUNE_PAUSE_MS = 10_000;
-/** Rows whose size stands for all. */
+/** Rows, spread over the log, whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
+/** What a row takes beside its images. */
+const ROW_BYTES = 60;
 /** Names take a row each and hold the log back. */
 const FOLLOWERS_MAX = 256;
 
@@ -37,6 +39,20 @@ const SEEN_SQL = `
   VALUES (?1, ?2, ?3)
   ON CONFLICT (name) DO UPDATE
   SET position = ?2, seen_ms = ?3`;
+
+interface Sample {
+  readonly id: number;
+  readonly bytes: number;
+}
+
+type Samples = [newest: number, step: number, oldest: number];
+
+/** Lengths in bytes are known without reading what is that long. */
+const SAMPLE_SQL = `
+  WITH RECURSIVE at (id) AS (SELECT ?1 UNION ALL SELECT id - ?2 FROM at WHERE id - ?2 >= ?3)
+  SELECT at.id AS id, ${ROW_BYTES} + coalesce(octet_length("before"), 0)
+    + coalesce(octet_length("after"), 0) + coalesce(octet_length(updates), 0) AS bytes
+  FROM at JOIN _cdc ON change_id = at.id`;
 
 /** Kept in a node's file; `behind` in rows of the log, by what it asked for or was sent since. */
 export interface NamedFollower {
@@ -67,6 +83,8 @@ export class CdcService {
   /** The streams that are open, by their followers' names: up to where they were sent. */
   readonly #open = new Map<string, { sent: number }>();
   #pruneAtMs = 0;
+  /** Named followers that could not be noted yet, with their positions: somebody held the file. */
+  readonly #unnoted = new Map<string, bigint>();
   #isPruning = false;
 
   /** Opens the log, or begins it. Throws a CdcError where the file cannot be followed. */
@@ -74,9 +92,9 @@ export class CdcService {
     const db = new Database(options.path);
     try {
       db.run(`PRAGMA busy_timeout = ${OPEN_BUSY_MS}`);
-      const service = new CdcService(options, db, SqliteCapture.open(db, options.random));
+      const service = new CdcService(options, db, SqliteCapture.openUnsettled(db, options.random));
       db.run(CREATE_SQL);
-      service.#capture.settle();
+      service.#capture.settlePart();
       db.run(`PRAGMA busy_timeout = ${BUSY_MS}`);
       return service;
     } catch (error) {
@@ -94,7 +112,8 @@ export class CdcService {
   /** A step of the node's timer: settles what others altered, deletes what nobody needs. */
   look(): void {
     try {
-      this.#capture.settle();
+      for (const [name, position] of this.#unnoted) this.#note(name, position);
+      this.#capture.settlePart();
       const nowMs = this.#options.clock.monotonicMs();
       if (!this.#isPruning && nowMs < this.#pruneAtMs) return;
       this.#pruneAtMs = nowMs + PRUNE_PAUSE_MS;
@@ -160,12 +179,18 @@ export class CdcService {
     const { n } = this.#db
       .query<{ n: number }, [string]>("SELECT count(*) AS n FROM _cdc_follower WHERE name <> ?")
       .get(name)!;
-    if (n >= FOLLOWERS_MAX) return;
+    if (n + this.#unnoted.size >= FOLLOWERS_MAX) return;
     try {
-      this.#db.query(SEEN_SQL).run(name, position, this.#options.clock.nowMs());
+      this.#note(name, position);
     } catch (error) {
       if (!isBusy(error)) throw error;
+      this.#unnoted.set(name, position);
     }
+  }
+
+  #note(name: string, position: bigint): void {
+    this.#db.query(SEEN_SQL).run(name, position, this.#options.clock.nowMs());
+    this.#unnoted.delete(name);
   }
 
   /** Deletes a part of what may go; true when there is more of it. */
@@ -184,20 +209,23 @@ export class CdcService {
     return through > 0 && this.#capture.prune(BigInt(through)) > 0;
   }
 
-  /** Up to where the log is more than may be kept. */
+  /** Up to where the log is more than may be kept. Ids are without gaps. */
   #tooMuch(): number {
-    const { bytes, oldest, newest } = this.#db
-      .query<{ bytes: number | null; oldest: number; newest: number }, []>(
-        `SELECT
-           (SELECT avg(coalesce(length("after"), 0) + coalesce(length("before"), 0) + 60)
-            FROM (SELECT "before", "after" FROM _cdc ORDER BY change_id DESC LIMIT ${SAMPLE_ROWS})) AS bytes,
-           coalesce((SELECT min(change_id) FROM _cdc), 0) AS oldest,
-           coalesce((SELECT max(change_id) FROM _cdc), 0) AS newest`,
+    const { oldest, newest } = this.#db
+      .query<{ oldest: number | null; newest: number | null }, []>(
+        "SELECT min(change_id) AS oldest, max(change_id) AS newest FROM _cdc",
       )
       .get()!;
-    if (bytes === null) return 0;
-    const rowsMax = Math.floor(this.#options.keepBytes / bytes);
-    return newest - oldest > rowsMax ? newest - rowsMax : 0;
+    if (oldest === null || newest === null) return 0;
+    const step = Math.ceil((newest - oldest + 1) / SAMPLE_ROWS);
+    let left = this.#options.keepBytes;
+    for (const { id, bytes } of this.#db
+      .query<Sample, Samples>(SAMPLE_SQL)
+      .iterate(newest, step, oldest)) {
+      left -= bytes * step;
+      if (left < 0) return Math.min(id, newest - 1);
+    }
+    return 0;
   }
 }
 

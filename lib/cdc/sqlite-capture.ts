@@ -6,15 +6,18 @@
  * change and its place in the log.
  *
  * What one statement cannot say (a rename, a dropped column, a table that was built anew, rowids that
- * VACUUM gave out anew) is sent as a table dropped, made and filled in one transaction.
+ * VACUUM gave out anew) is sent as a table dropped, made and filled in one transaction. In the log it
+ * is filled in parts, so that a large table holds up nobody who writes: the table's triggers stand by
+ * then, and an entry says what a row is at that moment, so that entries of others may lie between.
  *
  * Invariants (test/cdc/sqlite.test.ts):
  *   Q1  in a settled file, the log's end and the file are the same: applying one gives the other.
- *   Q2  a settle is one transaction, and after it the recorded schema version is the file's.
+ *   Q2  what is recorded (_cdc_object) is what applying the log leads to, at every commit.
+ *   Q3  until the last part is logged the file does not pass for settled: no batch ends before.
  */
 import type { Database } from "bun:sqlite";
 import { type Random, systemRandom } from "../base/random.ts";
-import { quoteName } from "../base/sql-text.ts";
+import { quoteName, tokenize } from "../base/sql-text.ts";
 import { CdcError } from "./error.ts";
 import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
 import { rowidName } from "./source-schema.ts";
@@ -26,15 +29,22 @@ import {
   LOG_STATEMENT_SQL,
   type LoggedTable,
   logAllRowsSql,
+  logTouchedRowsSql,
+  partSql,
   triggerNames,
 } from "./sqlite-log.ts";
 import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
 
-/** Bounds how long one prune holds the write lock. */
+/** Bound how long one prune and one part of a settle hold the write lock. */
 const PRUNE_ROWS_MAX = 5_000;
+const PART_ROWS_MAX = 5_000;
+/** No schema's version: the log is not there yet. */
+const UNSETTLED = -1;
+const ROWID_MIN = -(2n ** 63n);
 
 const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
-const ENDING_TRIGGER = /\braise\s*\(\s*(?:ignore|fail)\b/i;
+/** One that runs before the row is written cannot end what is done; RAISE may, and any write in it. */
+const ENDING_TRIGGER = /\bAFTER\b[\s\S]*\b(?:raise|insert|replace|update|delete)\b/i;
 const UNIQUE_INDEX = /^\s*CREATE\s+UNIQUE\b/i;
 
 interface Known extends SchemaObject {
@@ -64,9 +74,15 @@ export class SqliteCapture {
 
   /** Begins or goes on with the log of a file, settled. Throws "source-unfit" where it cannot be. */
   static open(db: Database, random: Random = systemRandom): SqliteCapture {
+    const capture = SqliteCapture.openUnsettled(db, random);
+    capture.settle();
+    return capture;
+  }
+
+  /** The same, for one who then calls `settlePart` until there is nothing left. */
+  static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
     if (!capture.#hasTable("_cdc")) capture.#begin(random);
-    else capture.settle();
     return capture;
   }
 
@@ -77,6 +93,13 @@ export class SqliteCapture {
 
   /** Puts what happened to the schema into the log; true when there was something. */
   settle(): boolean {
+    let isChanged = false;
+    while (this.settlePart()) isChanged = true;
+    return isChanged;
+  }
+
+  /** One short transaction of it, with so many rows; false when there was nothing to do. */
+  settlePart(rowsMax = PART_ROWS_MAX): boolean {
     // In this order: what is logged by now was logged under the schema that is looked at next.
     const newest = this.newest();
     if (this.isSettled) {
@@ -85,7 +108,8 @@ export class SqliteCapture {
     }
     const isChanged = this.#transaction(() => {
       if (this.isSettled) return false;
-      this.#settleInside();
+      if (this.#schemaVersion() !== this.#state().planned) this.#plan();
+      if (this.#fillSome(rowsMax)) this.#finish();
       return true;
     });
     this.#fittingTo = undefined;
@@ -123,8 +147,8 @@ export class SqliteCapture {
         )
         .all();
       for (const { name } of triggers) db.run(`DROP TRIGGER ${quoteName(name)}`);
-      for (const table of ["_cdc", "_cdc_object", "_cdc_state", "_cdc_log", "_cdc_canary"]) {
-        db.run(`DROP TABLE IF EXISTS ${table}`);
+      for (const table of ["", "_object", "_state", "_log", "_canary", "_rebuild"]) {
+        db.run(`DROP TABLE IF EXISTS _cdc${table}`);
       }
     }).immediate();
   }
@@ -140,9 +164,10 @@ export class SqliteCapture {
         "CREATE TABLE _cdc_log (one INTEGER PRIMARY KEY CHECK (one = 1), log TEXT NOT NULL, complete INTEGER NOT NULL)",
       );
       this.#db.run("INSERT INTO _cdc_log VALUES (1, ?, ?)", [random.hex(16), isComplete]);
-      this.#db.run("INSERT INTO _cdc_state VALUES (1, 0, 0)");
+      this.#db.run(`INSERT INTO _cdc_state VALUES (1, ${UNSETTLED}, 0, 0)`);
       this.#capture(current);
       this.#record(current);
+      this.#finish();
     });
   }
 
@@ -158,15 +183,56 @@ export class SqliteCapture {
     }
   }
 
-  #settleInside(): void {
+  /** Everything but the rows of tables that are new or made anew. */
+  #plan(): void {
     const current = this.#readCurrent();
     const known = this.#db.query<Known, []>("SELECT * FROM _cdc_object").all();
     const fates = this.#fatesOf(current, known);
+    this.#db.run("DELETE FROM _cdc_rebuild");
     this.#logDrops(known, current, fates);
     for (const [name, table] of current.tables) this.#logTable(table, fates.get(name)!, current);
     this.#logCreates(known, current, fates);
     this.#capture(current);
     this.#record(current);
+  }
+
+  /** Logs a part of the rows that are still to be logged; true when that was the last. */
+  #fillSome(rowsMax: number): boolean {
+    let left = rowsMax;
+    for (const name of this.#unfilled()) {
+      if (left <= 0) return false;
+      const table = this.#readTable(name);
+      if (table.rowid === undefined) left -= this.#db.query(logAllRowsSql(table)).run().changes;
+      else {
+        const { end, log } = partSql(table);
+        const part = this.#db
+          .query<{ through: string | null; n: number }, [number]>(end)
+          .get(left)!;
+        if (part.n > 0) this.#db.query(log).run(part.through);
+        left -= part.n;
+        if (left <= 0) {
+          this.#db
+            .query("UPDATE _cdc_rebuild SET rows_from = CAST(? AS INTEGER) + 1 WHERE name = ?")
+            .run(part.through, name);
+          return false;
+        }
+      }
+      this.#db.query("DELETE FROM _cdc_rebuild WHERE name = ?").run(name);
+    }
+    return true;
+  }
+
+  #unfilled(): readonly string[] {
+    return this.#db
+      .query<{ name: string }, []>("SELECT name FROM _cdc_rebuild ORDER BY name")
+      .all()
+      .map(({ name }) => name);
+  }
+
+  #finish(): void {
+    this.#db
+      .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
+      .run(this.#schemaVersion(), this.newest());
     this.#ends ??= new SqliteCommits(this.#db);
     this.#ends.end();
   }
@@ -179,21 +245,56 @@ export class SqliteCapture {
     const wasVacuumed = this.#wasVacuumed();
     const isRemade = this.#unexplained(current, known) >= 2;
     const doubtful = doubtfulKeys(current, known, isRemade);
-    const unlogged = unloggedTables(current, known, isRemade);
+    const unlogged = this.#unloggedTables(current);
+    const unfilled = new Set(this.#unfilled());
     for (const [name, table] of current.tables) {
       const fate = this.#fateOf(table, current, before.get(name), wasVacuumed);
       const stood = fate === "same" || fate === "column-added";
-      const isDoubtful = unlogged.has(name) || (doubtful.has(name) && this.#isTouched(name));
+      const isDoubtful =
+        unfilled.has(name) || unlogged.has(name) || (doubtful.has(name) && this.#isTouched(name));
       fates.set(name, stood && isDoubtful ? "rebuilt" : fate);
     }
     return fates;
+  }
+
+  /**
+   * Tables with a trigger that may end a write and keep what is done (RAISE, or a constraint that fails
+   * while the statement says OR FAIL), and that is newer than ours: it runs first, and the row that it
+   * ended with was not logged. A statement that ran under such a trigger and dropped it again is missed.
+   */
+  #unloggedTables(current: Current): ReadonlySet<string> {
+    const followed = new Set(
+      current.objects.filter(({ type }) => type === "trigger").map(({ name }) => name),
+    );
+    const tables = new Set<string>();
+    const ours = new Set<string>();
+    for (const { name, tbl_name, sql } of this.#triggers()) {
+      if (CAPTURE_TRIGGER.test(name)) ours.add(tbl_name);
+      else if (ours.has(tbl_name) && followed.has(name) && ENDING_TRIGGER.test(sql)) {
+        tables.add(tbl_name);
+      }
+    }
+    return tables;
+  }
+
+  /** In the order in which they were made; they run in the opposite one. */
+  #triggers(): readonly {
+    readonly name: string;
+    readonly tbl_name: string;
+    readonly sql: string;
+  }[] {
+    return this.#db
+      .query<{ name: string; tbl_name: string; sql: string }, []>(
+        "SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid",
+      )
+      .all();
   }
 
   /** Versions of the schema that no difference tells of: what was dropped and made anew leaves two. */
   #unexplained(current: Current, known: readonly Known[]): number {
     const changed = known.filter((object) => !isUnchanged(object, current)).length;
     const appeared = current.objects.filter((object) => !isKnown(object, known)).length;
-    return this.#schemaVersion() - this.#state().schema_version - changed - appeared;
+    return this.#schemaVersion() - this.#state().planned - changed - appeared;
   }
 
   /** What is logged behind it may have been written after the schema was altered; no COMMIT is. */
@@ -283,13 +384,15 @@ export class SqliteCapture {
         const definition = addedColumn(before, table, sql!);
         this.#logStatement(`ALTER TABLE ${quoteName(table.name)} ADD COLUMN ${definition}`);
         // Logged by triggers that did not know the column.
-        this.#db.run(logAllRowsSql(table, this.#since()));
+        this.#db.run(logTouchedRowsSql(table, this.#since()));
         return;
       }
       case "new":
       case "rebuilt":
         this.#logStatement(sql!);
-        this.#db.run(logAllRowsSql(table));
+        this.#db
+          .query("INSERT INTO _cdc_rebuild (name, rows_from) VALUES (?, ?)")
+          .run(table.name, ROWID_MIN);
     }
   }
 
@@ -315,11 +418,7 @@ export class SqliteCapture {
    * one of the application's they would not run where that one fails and the write stays (OR FAIL).
    */
   #capture(current: Current): void {
-    const standing = this.#db
-      .query<{ id: number; name: string; tbl_name: string; sql: string }, []>(
-        "SELECT rowid AS id, name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid",
-      )
-      .all();
+    const standing = this.#triggers();
     const ours = standing.filter(({ name }) => CAPTURE_TRIGGER.test(name));
     const kept = new Set<string>();
     for (const table of current.tables.values()) {
@@ -348,8 +447,8 @@ export class SqliteCapture {
       insert.run(type, name, tbl_name, sql, table ? JSON.stringify(table.columns) : "");
     }
     this.#db
-      .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
-      .run(this.#schemaVersion(), this.newest());
+      .query("UPDATE _cdc_state SET schema_version = ?, planned = ?")
+      .run(UNSETTLED, this.#schemaVersion());
   }
 
   #readCurrent(): Current {
@@ -384,10 +483,14 @@ export class SqliteCapture {
     return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
   }
 
-  #state(): { readonly schema_version: number; readonly settled: number } {
+  #state(): {
+    readonly schema_version: number;
+    readonly planned: number;
+    readonly settled: number;
+  } {
     return this.#db
-      .query<{ schema_version: number; settled: number }, []>(
-        "SELECT schema_version, settled FROM _cdc_state",
+      .query<{ schema_version: number; planned: number; settled: number }, []>(
+        "SELECT schema_version, planned, settled FROM _cdc_state",
       )
       .get()!;
   }
@@ -443,22 +546,6 @@ function doubtfulKeys(
   return new Set([...gone, ...come].filter(isUnique).map((index) => index.tbl_name));
 }
 
-/**
- * Tables with a trigger that ends a write and keeps it, and that is newer than ours: it runs first,
- * and what it ended was not logged.
- */
-function unloggedTables(
-  current: Current,
-  known: readonly Known[],
-  isRemade: boolean,
-): ReadonlySet<string> {
-  const ending = current.objects.filter(
-    ({ type, sql }) => type === "trigger" && ENDING_TRIGGER.test(sql!),
-  );
-  const newer = isRemade ? ending : ending.filter((trigger) => !isKnown(trigger, known));
-  return new Set(newer.map((trigger) => trigger.tbl_name));
-}
-
 function isKnown(object: SchemaObject, known: readonly Known[]): boolean {
   return known.some(
     ({ type, name, sql }) => type === object.type && name === object.name && sql === object.sql,
@@ -478,5 +565,19 @@ function addedColumn(before: Known, table: LoggedTable, sql: string): string | u
   const end = before.sql.slice(start);
   const added = sql.slice(start, sql.length - end.length);
   if (!sql.startsWith(before.sql.slice(0, start)) || !sql.endsWith(end)) return undefined;
-  return /^\s*,\s*\S/.test(added) ? added.replace(/^\s*,\s*/, "") : undefined;
+  if (!/^\s*,\s*\S/.test(added)) return undefined;
+  const definition = added.replace(/^\s*,\s*/, "");
+  return isOnePart(definition) ? definition : undefined;
+}
+
+/** A constraint that was added as well stands behind a comma of its own. */
+function isOnePart(definition: string): boolean {
+  let depth = 0;
+  for (const { kind, value } of tokenize(definition)) {
+    if (kind !== "symbol") continue;
+    if (value === "(") depth++;
+    if (value === ")") depth--;
+    if (value === "," && depth === 0) return false;
+  }
+  return true;
 }

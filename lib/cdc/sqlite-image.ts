@@ -19,7 +19,7 @@ export function readSqliteChange(row: LogRow): CdcChange | undefined {
     return { kind: "schema", sql };
   }
   const rowid = row.id === null ? null : readInt64(row.id);
-  if (type === 1 && row.after !== null) {
+  if ((type === 1 || type === 0) && row.after !== null) {
     return { kind: "put", table, rowid, values: readImage(row.after) };
   }
   if (type === -1 && rowid !== null) return { kind: "remove", table, rowid, key: [] };

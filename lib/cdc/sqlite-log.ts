@@ -46,7 +46,12 @@ export const CREATE_LOG_SQL = `
   CREATE TABLE _cdc_state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     schema_version INTEGER NOT NULL,
+    planned INTEGER NOT NULL,
     settled INTEGER NOT NULL
+  );
+  CREATE TABLE _cdc_rebuild (
+    name TEXT PRIMARY KEY,
+    rows_from NOT NULL
   );
   CREATE TABLE _cdc_canary (kept)`;
 
@@ -79,9 +84,9 @@ export function captureTriggers(
   const same = keyOf(table).map((column) => `OLD.${column} IS NEW.${column}`);
   const gone = `NOT (${same.join(" AND ")})`;
   return [
-    trigger(insert, "INSERT", logRowSql(table, "NEW")),
-    trigger(update, "UPDATE", logRowSql(table, "OLD", gone) + logRowSql(table, "NEW")),
-    trigger(remove, "DELETE", logRowSql(table, "OLD")),
+    trigger(insert, "INSERT", logRowSql(table, "NEW", 1)),
+    trigger(update, "UPDATE", logRowSql(table, "OLD", 0, gone) + logRowSql(table, "NEW", 0)),
+    trigger(remove, "DELETE", logRowSql(table, "OLD", 0)),
   ];
 }
 
@@ -90,8 +95,8 @@ function keyOf(table: LoggedTable): readonly string[] {
   return table.rowid === undefined ? table.key.map(quoteName) : [table.rowid];
 }
 
-/** Logs the row with the key of NEW or OLD as it is now. */
-function logRowSql(table: LoggedTable, alias: "NEW" | "OLD", where = "1"): string {
+/** Logs the row with the key of NEW or OLD as it is now: `kind` where it is there, else DELETE. */
+function logRowSql(table: LoggedTable, alias: "NEW" | "OLD", kind: 0 | 1, where = "1"): string {
   const key = keyOf(table);
   const names = key.map((_, i) => `k${i}`);
   const keys = key.map((column, i) => `${alias}.${column} AS k${i}`);
@@ -100,7 +105,7 @@ function logRowSql(table: LoggedTable, alias: "NEW" | "OLD", where = "1"): strin
   const removed = table.rowid === undefined ? imageSql("k", names) : "NULL";
   const found = `t.${key[0]!} IS NOT NULL`;
   return `  INSERT INTO _cdc (change_time, change_type, table_name, id, "before", "after")
-  SELECT ${NOW}, CASE WHEN ${found} THEN 1 ELSE -1 END, ${quoteText(table.name)}, ${id},
+  SELECT ${NOW}, CASE WHEN ${found} THEN ${kind} ELSE -1 END, ${quoteText(table.name)}, ${id},
     CASE WHEN ${found} THEN NULL ELSE ${removed} END,
     CASE WHEN ${found} THEN ${imageSql("t", table.columns)} END
   FROM (SELECT ${keys.join(", ")}) AS k LEFT JOIN ${quoteName(table.name)} AS t ON ${on.join(" AND ")}
@@ -108,16 +113,43 @@ function logRowSql(table: LoggedTable, alias: "NEW" | "OLD", where = "1"): strin
 `;
 }
 
-/** Logs every row of a table as it is; with `rowids`, those rows only. */
-export function logAllRowsSql(table: LoggedTable, since?: number): string {
+/** Logs rows of a table as they are. */
+function logRowsSql(table: LoggedTable, where: string): string {
   const id = table.rowid === undefined ? "NULL" : `t.${table.rowid}`;
-  const touched = `
-  WHERE ${id} IN (
-    SELECT id FROM _cdc WHERE change_id > ${since ?? 0} AND table_name = ${quoteText(table.name)})`;
   return `
   INSERT INTO _cdc (change_time, change_type, table_name, id, "after")
   SELECT ${NOW}, 1, ${quoteText(table.name)}, ${id}, ${imageSql("t", table.columns)}
-  FROM ${quoteName(table.name)} AS t${since === undefined ? "" : touched}`;
+  FROM ${quoteName(table.name)} AS t
+  WHERE ${where}`;
+}
+
+/** Logs every row of a table. */
+export function logAllRowsSql(table: LoggedTable): string {
+  return logRowsSql(table, "1");
+}
+
+/** Logs the rows that were logged behind `since`; the table must have rowids. */
+export function logTouchedRowsSql(table: LoggedTable, since: number): string {
+  const touched = `SELECT id FROM _cdc WHERE change_id > ${since} AND table_name = ${quoteText(table.name)}`;
+  return logRowsSql(table, `t.${table.rowid!} IN (${touched})`);
+}
+
+/** Where a part of a table that is to be logged ends, and the part; rowids never leave SQL. */
+export function partSql(table: LoggedTable): { readonly end: string; readonly log: string } {
+  const row = `t.${table.rowid!}`;
+  const name = quoteText(table.name);
+  const from = `(SELECT rows_from FROM _cdc_rebuild WHERE name = ${name})`;
+  return {
+    end: `
+  SELECT CAST(max(id) AS TEXT) AS through, count(*) AS n
+  FROM (
+    SELECT ${row} AS id
+    FROM ${quoteName(table.name)} AS t
+    WHERE ${row} >= ${from}
+    ORDER BY ${row}
+    LIMIT ?)`,
+    log: logRowsSql(table, `${row} >= ${from} AND ${row} <= CAST(? AS INTEGER)`),
+  };
 }
 
 /** Logs a statement that changes the schema. */

@@ -16,7 +16,11 @@ import { decodeRecord } from "./record.ts";
 import { isFollowed } from "./schema-digest.ts";
 import { readSourceSchema, refuseUnfit } from "./source-schema.ts";
 
-const LOG_SQL = `SELECT ${LOG_COLUMNS} FROM turso_cdc ORDER BY turso_cdc.change_id`;
+const LOG_SQL = `
+  SELECT ${LOG_COLUMNS}
+  FROM turso_cdc
+  WHERE change_id > CAST(? AS INTEGER)
+  ORDER BY turso_cdc.change_id`;
 
 /**
  * Switches capture on for a connection and names the log if it has no name yet. Throws "source-unfit"
@@ -68,8 +72,8 @@ export async function writeCdc<T>(
 
 /**
  * Deletes what every follower has: all rows before the position `through` but the one that its mark
- * is made of. Change ids begin anew in an empty log, so the position's own row always stays; a
- * position beyond the log's end is taken for its end.
+ * is made of. Change ids begin anew in an empty log, so the last COMMIT always stays; a position
+ * behind it is taken for it.
  */
 export async function pruneCdc(connection: CdcConnection, through: bigint): Promise<void> {
   await writeCdc(connection, async () => {
@@ -77,7 +81,8 @@ export async function pruneCdc(connection: CdcConnection, through: bigint): Prom
       connection,
       `SELECT CAST(change_id AS TEXT) AS id
        FROM turso_cdc
-       WHERE change_id <= CAST(? AS INTEGER)
+       WHERE change_id <= CAST(? AS INTEGER) AND change_id <= (
+         SELECT max(change_id) FROM turso_cdc WHERE change_type = 2)
        ORDER BY turso_cdc.change_id DESC
        LIMIT 2`,
       through.toString(),
@@ -129,9 +134,7 @@ async function selfTest(connection: CdcConnection): Promise<void> {
   let rows: LogRow[];
   try {
     await connection.exec(SELF_TEST_SQL);
-    rows = (await selectAll<LogRow>(connection, LOG_SQL)).filter(
-      (row) => BigInt(row.change_id) > before,
-    );
+    rows = await selectAll<LogRow>(connection, LOG_SQL, before.toString());
   } finally {
     await connection.exec("ROLLBACK");
   }

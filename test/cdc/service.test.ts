@@ -104,6 +104,21 @@ test("without named followers the log is kept for its time", () => {
   expect(oldest()).toBe(10);
 });
 
+test("one that comes while somebody holds the file is noted before anything goes", async () => {
+  open();
+  write(10);
+  const slow = await position();
+  program.run("BEGIN IMMEDIATE");
+  await service.stream(slow.replica.watermark(), "slow", false).cancel();
+  program.run("COMMIT");
+  write(10);
+  const quick = await position();
+  await service.stream(quick.replica.watermark(), "quick", false).cancel();
+  look();
+  expect(service.followers()).toMatchObject([{ name: "quick" }, { name: "slow", position: 10 }]);
+  expect(oldest()).toBe(9);
+});
+
 test("one that was not seen for so long is forgotten", async () => {
   open();
   write(10);
@@ -123,6 +138,16 @@ test("beyond its size the oldest goes, whoever lacks it", async () => {
   const { n } = program.query<{ n: number }, []>("SELECT count(*) AS n FROM _cdc").get()!;
   expect(n).toBeGreaterThan(50);
   expect(n).toBeLessThan(400);
+});
+
+test("its size is that of all its rows, not of the newest", () => {
+  open(200_000);
+  for (let n = 0; n < 100; n++) program.run("INSERT INTO t (v) VALUES (zeroblob(5000))");
+  write(100);
+  look();
+  const { n } = program.query<{ n: number }, []>("SELECT count(*) AS n FROM _cdc").get()!;
+  expect(n).toBeGreaterThan(100);
+  expect(n).toBeLessThan(125);
 });
 
 test("a file that somebody holds is looked at in the next step", () => {

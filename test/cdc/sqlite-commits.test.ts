@@ -59,7 +59,7 @@ async function batches(): Promise<unknown[][]> {
 test("each of our transactions has one, and comes by itself", async () => {
   transact("INSERT INTO t VALUES (1, 'a'), (2, 'b')");
   transact("UPDATE t SET v = 'c' WHERE k = 2");
-  expect(kinds()).toEqual([1, 1, 2, 1, 2]);
+  expect(kinds()).toEqual([1, 1, 2, 0, 2]);
   expect(await batches()).toEqual([[1, 2], [2]]);
 });
 

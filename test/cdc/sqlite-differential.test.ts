@@ -44,6 +44,67 @@ describe.each(seeds)("seed %d", (seed) => {
   );
 });
 
+const BIG_ROWS = 200_000;
+/** Where its follower is killed, of 120 frames or so. */
+const KILLED_AT = [5, 40, 110];
+
+test(
+  "a transaction of 200,000 rows is there or not, whenever its follower is killed",
+  async () => {
+    const folder = mkdtempSync(join(tmpdir(), "cdc-sqlite-"));
+    const path = join(folder, "copy.db");
+    using program = open(join(folder, "source.db"));
+    program.exec("CREATE TABLE t (k INTEGER PRIMARY KEY, v, w); CREATE TABLE u (x)");
+    SqliteCapture.open(program);
+    using source = open(join(folder, "source.db"));
+    using reader = new Reader(path);
+    let frames = 0;
+    using server = Bun.serve({
+      hostname: "127.0.0.1",
+      port: 0,
+      fetch: (request) => {
+        const after = parseWatermark(new URL(request.url).searchParams);
+        const options = { pollMs: 2, frameBytesMax: 100_000, memoryBytesMax: 1_000_000, folder };
+        const connect = () => new Database(join(folder, "source.db"), { readonly: true });
+        const counted = new TransformStream<Uint8Array, Uint8Array>({
+          transform: (frame, controller) => {
+            frames++;
+            controller.enqueue(frame);
+          },
+        });
+        return new Response(serveCdc(connect, after, options).pipeThrough(counted));
+      },
+    });
+    let applier = startApplier(server.url.href, path);
+    try {
+      program.run("INSERT INTO u VALUES (1)");
+      await reader.until((await readLogEnd(source)).commit);
+      program.run(`
+        WITH n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${BIG_ROWS})
+        INSERT INTO t SELECT i, 'row ' || i, i / 2.0 FROM n`);
+      const end = await readLogEnd(source);
+      for (const at of KILLED_AT) {
+        frames = 0;
+        while (frames < at && reader.commit() < end.commit) {
+          expect([0, BIG_ROWS]).toContain(reader.count("t"));
+          await Bun.sleep(1);
+        }
+        applier.kill("SIGKILL");
+        await applier.exited;
+        expect([0, BIG_ROWS]).toContain(reader.count("t"));
+        applier = startApplier(server.url.href, path);
+      }
+      await reader.until(end.commit);
+      expect(await reader.content()).toEqual(await contentOf(source));
+    } finally {
+      applier.kill("SIGKILL");
+      await applier.exited;
+      rmSync(folder, { recursive: true, force: true });
+    }
+  },
+  WAIT_MS,
+);
+
 function open(path: string): Database {
   const db = new Database(path);
   db.run("PRAGMA busy_timeout = 5000");
@@ -88,7 +149,7 @@ async function run(seed: number, folder: string): Promise<number> {
       for (let step = 0; step < STEPS; step++) {
         workload.step();
         if (!isWhole(node)) return reader.checks;
-        if (random.chance(0.3)) capture.settle();
+        if (random.chance(0.3)) capture.settlePart(1 + random.below(4));
         if (step % 5 === 0) await turn();
         reader.check();
       }

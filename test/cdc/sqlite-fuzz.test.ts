@@ -62,7 +62,8 @@ async function run(random: Seeded, path: string): Promise<void> {
     if (!isWhole(reader)) return;
     history.was(await contentOf(reader));
     const dice = random.next();
-    if (dice < 0.3) capture.settle();
+    if (dice < 0.15) capture.settle();
+    else if (dice < 0.3) capture.settlePart(1 + random.below(4));
     else if (dice < 0.33) capture = SqliteCapture.open(node);
     else if (dice < 0.36) tailer = new CdcTailer(reader, follower.replica.watermark());
     else if (dice < 0.4) capture.prune(follower.replica.watermark()?.commit ?? 0n);

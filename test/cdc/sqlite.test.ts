@@ -195,6 +195,11 @@ describe("a schema that others alter", () => {
     "ALTER TABLE t ADD COLUMN x DEFAULT 'it''s'",
     "BEGIN; INSERT INTO t VALUES (8, 8, 8); ALTER TABLE t ADD COLUMN x; UPDATE t SET x = k, v = 'n'; COMMIT",
     "ALTER TABLE t ADD COLUMN x; ALTER TABLE t ADD COLUMN y DEFAULT 5",
+    "ALTER TABLE t ADD COLUMN x; ALTER TABLE t ADD CHECK (k <> 77)",
+    "ALTER TABLE t ADD CONSTRAINT c CHECK (k <> 77); ALTER TABLE t ADD COLUMN x CHECK (x IN (1, 2))",
+    "ALTER TABLE t ALTER COLUMN v SET NOT NULL; INSERT INTO t VALUES (7, 7, 7)",
+    "ALTER TABLE t ALTER COLUMN v SET NOT NULL; ALTER TABLE t ALTER COLUMN v DROP NOT NULL; INSERT INTO t VALUES (7, NULL, 7)",
+    "ALTER TABLE t ADD CONSTRAINT c CHECK (k <> 77); ALTER TABLE t DROP CONSTRAINT c",
     "ALTER TABLE t RENAME TO t2; INSERT INTO t2 VALUES (9, 9, 9)",
     "ALTER TABLE t RENAME COLUMN v TO x; UPDATE t SET x = 'renamed'",
     "DROP TRIGGER _cdc_ai_t; DROP TRIGGER _cdc_au_t; DROP TRIGGER _cdc_ad_t; ALTER TABLE t DROP COLUMN v",
@@ -232,6 +237,64 @@ describe("a schema that others alter", () => {
     await pump(tailer, follower);
     await equal(reader, follower);
     expect(reader.query("PRAGMA schema_version").get()).not.toEqual(held);
+  });
+
+  test("a large table is logged in parts, between which others write and alter", async () => {
+    const { program, capture, reader } = captured(`
+      CREATE TABLE t (k INTEGER PRIMARY KEY, u UNIQUE, v);
+      CREATE TABLE w (a PRIMARY KEY, b) WITHOUT ROWID;
+      INSERT INTO w VALUES (1, 2);
+      WITH n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)
+      INSERT INTO t SELECT i, i, 'a' FROM n;
+      INSERT INTO t VALUES (9223372036854775807, 'last', 1), (-9223372036854775808, 'first', 1)`);
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    program.exec("ALTER TABLE t RENAME COLUMN v TO x; ALTER TABLE w RENAME COLUMN b TO c");
+    let parts = 0;
+    for (; capture.settlePart(10); parts++) {
+      if (!capture.isSettled) expect(await drain(tailer)).toEqual([]);
+    }
+    expect(parts).toBe(11);
+    expect((await pump(tailer, follower)).length).toBe(1);
+    await equal(reader, follower);
+    program.run("ALTER TABLE t RENAME COLUMN x TO y");
+    expect(capture.settlePart(10)).toBe(true);
+    // Throws out a row that is logged, and one that is not yet; and moves rows over the border.
+    program.run("REPLACE INTO t VALUES (200, 5, 'new'), (201, 90, 'new')");
+    program.run("UPDATE t SET k = k + 1000, u = 'moved' WHERE k = 3");
+    program.run("UPDATE t SET k = -5 WHERE k = 80");
+    program.run("DELETE FROM t WHERE k IN (7, 70)");
+    expect(capture.settlePart(10)).toBe(true);
+    program.exec(
+      "ALTER TABLE t ADD COLUMN z DEFAULT 5; CREATE INDEX i ON t (y); INSERT INTO w VALUES (3, 4)",
+    );
+    SqliteCapture.open(open());
+    expect(capture.isSettled).toBe(true);
+    expect((await pump(tailer, follower)).length).toBe(1);
+    await equal(reader, follower);
+  });
+
+  test.each([
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN INSERT INTO u VALUES (NEW.v); END",
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN INSERT OR FAIL INTO u VALUES (NEW.v); END",
+    "CREATE TRIGGER g AFTER INSERT ON t WHEN NEW.v = 1 BEGIN SELECT RAISE(FAIL, 'no'); END",
+  ])("what a new trigger ended and kept is not missed: %s", async (trigger) => {
+    const { program, capture, reader } = captured(
+      `${T}; CREATE TABLE u (x UNIQUE); INSERT INTO u VALUES (1)`,
+    );
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    program.run(trigger);
+    expect(() => program.run("INSERT OR FAIL INTO t VALUES (1, 5, 0), (2, 1, 0)")).toThrow();
+    expect(program.query("SELECT k FROM t").values()).toEqual([[1], [2]]);
+    capture.settle();
+    await pump(tailer, follower);
+    await equal(reader, follower);
+    // From now on ours run first.
+    expect(() => program.run("INSERT OR FAIL INTO t VALUES (3, 1, 0)")).toThrow();
+    expect(program.query("SELECT k FROM t").values()).toEqual([[1], [2], [3]]);
+    await pump(tailer, follower);
+    await equal(reader, follower);
   });
 
   test("a copy waits for it as well", async () => {

@@ -6,11 +6,12 @@ import type { Batch, CdcChange, Watermark } from "../../lib/cdc/change.ts";
 import type { CdcConnection } from "../../lib/cdc/connection.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
+import type { LogRow } from "../../lib/cdc/log-entry.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { enableCdc, pruneCdc, writeCdc } from "../../lib/cdc/turso.ts";
 import { contentOf } from "./support/content.ts";
-import { drain, Follower, follow, TursoSource } from "./support/turso-source.ts";
+import { drain, Follower, follow, type Turso, TursoSource } from "./support/turso-source.ts";
 
 async function codeOf(run: () => Promise<unknown>): Promise<string> {
   try {
@@ -251,7 +252,13 @@ describe("which log it is", () => {
     for (let n = 0; n < 3; n++) await pruneCdc(source.writer, watermark.commit);
     source.writer.exec("INSERT INTO t VALUES (2, 2, 2)");
     expect(await follow(source.tailer(watermark), follower.replica)).toBe(1);
+    // What follows has no COMMIT yet: the last one stays, with the row before it.
+    source.writer.exec("SAVEPOINT s; INSERT INTO t VALUES (20, 20, 2); RELEASE s");
+    source.writer.exec("SAVEPOINT s; INSERT INTO t VALUES (21, 21, 2); RELEASE s");
     await pruneCdc(source.writer, 1_000_000n);
+    expect(
+      source.writer.prepare("SELECT change_type AS t FROM turso_cdc ORDER BY change_id").all(),
+    ).toMatchObject([{ t: 1 }, { t: 2 }, { t: 1 }, { t: 1 }]);
     source.writer.exec("INSERT INTO t VALUES (3, 3, 3)");
     await follow(source.tailer(follower.replica.watermark()), follower.replica);
     expect(await contentOf(follower.db)).toEqual(await contentOf(source.writer));
@@ -286,6 +293,15 @@ describe("which log it is", () => {
     }
     expect(await codeOf(() => drain(source.tailer(watermark)))).toBe(code);
     expect(await codeOf(() => drain(running))).toBe(code);
+  });
+
+  test("a position without its mark is taken as it is", async () => {
+    using source = await TursoSource.open();
+    using follower = new Follower();
+    const watermark = await followed(source, follower);
+    source.writer.exec("INSERT INTO t VALUES (2, 2, 2)");
+    const tailer = source.tailer({ ...watermark, mark: "" });
+    expect(await follow(tailer, follower.replica)).toBe(1);
   });
 
   test("a log that began when there were tables needs a copy first", async () => {
@@ -357,6 +373,44 @@ describe("refused at the start", () => {
     expect(source.writer.prepare("SELECT count(*) AS n FROM turso_cdc").all()).toMatchObject([
       { n: 0 },
     ]);
+  });
+
+  /** The engine as it might be one day, seen through the log of the self-test. */
+  function other(db: Turso, change: (rows: LogRow[]) => LogRow[]): CdcConnection {
+    return {
+      exec: (sql) => db.exec(sql),
+      prepare: (sql) => {
+        const statement = db.prepare(sql);
+        if (!sql.includes("WHERE change_id > CAST")) return statement;
+        return { all: (...values) => change(statement.all(...values) as LogRow[]) };
+      },
+    };
+  }
+
+  test.each<[string, (rows: LogRow[]) => LogRow[]]>([
+    [
+      "ids have gaps",
+      (rows) => rows.map((row) => ({ ...row, change_id: `${+row.change_id * 2}` })),
+    ],
+    [
+      "change 4 of a test is missing",
+      (rows) => {
+        const at = rows.findIndex(
+          (row) => row.table_name !== "sqlite_schema" && row.change_type === -1,
+        );
+        return rows.toSpliced(at, 1).map((row, i) => ({ ...row, change_id: rows[i]!.change_id }));
+      },
+    ],
+    [
+      "another image",
+      (rows) => rows.map((row) => ({ ...row, after: row.after && rows[0]!.after })),
+    ],
+    ["without its statement", (rows) => rows.map((row) => ({ ...row, updates: null }))],
+  ])("a log that is not as it was: %s", async (why, change) => {
+    using source = TursoSource.plain();
+    await expect(enableCdc(other(source.writer, change))).rejects.toThrow(why);
+    source.writer.exec(T);
+    expect(source.writer.prepare("SELECT * FROM turso_cdc").all()).toEqual([]);
   });
 
   test("foreign keys without actions are fine, and the self-test leaves no trace", async () => {

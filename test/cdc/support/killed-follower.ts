@@ -17,7 +17,7 @@ export function startApplier(url: string, path: string) {
 export const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
 
 /** Another program that reads the follower's file. */
-export class Reader {
+export class Reader implements Disposable {
   readonly #path: string;
   #db: Sqlite | undefined;
   checks = 0;
@@ -40,6 +40,11 @@ export class Reader {
     return BigInt(this.#row()?.commit_id ?? 0);
   }
 
+  /** The rows of one of its tables. */
+  count(table: string): number {
+    return this.#db!.query<{ n: number }, []>(`SELECT count(*) AS n FROM ${table}`).get()!.n;
+  }
+
   mark(): string | undefined {
     return this.#row()?.mark;
   }
@@ -58,6 +63,10 @@ export class Reader {
 
   close(): void {
     this.#db?.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
   }
 
   #row(): { commit_id: string; mark: string } | null {

@@ -131,7 +131,8 @@ export class SqliteWorkload {
     const table = quoteName(plain);
     const column = quoteName(this.#random.pick(this.#columns(db, plain)));
     const other = quoteName(this.#random.pick(tables));
-    if (dice < 0.3) return `ALTER TABLE ${table} ADD COLUMN ${name} ${this.#type()}`;
+    if (dice < 0.27) return `ALTER TABLE ${table} ADD COLUMN ${name} ${this.#type()}`;
+    if (dice < 0.31) return `ALTER TABLE ${table} ${this.#constraint(name, column)}`;
     if (dice < 0.36) return `ALTER TABLE ${table} RENAME TO w${name}`;
     if (dice < 0.42) return `ALTER TABLE ${table} RENAME COLUMN ${column} TO ${name}`;
     if (dice < 0.48) return this.#dropColumn(db, plain, column);
@@ -151,6 +152,16 @@ export class SqliteWorkload {
     this.#attempt(db, `DROP TABLE ${table}`);
     this.#attempt(db, `ALTER TABLE new RENAME TO ${table}`);
     return isAlone ? "COMMIT" : "";
+  }
+
+  #constraint(name: string, column: string): string {
+    return this.#random.pick([
+      `ADD CONSTRAINT c${name} CHECK (${column} IS NOT 'never')`,
+      `ADD CHECK (${column} IS NOT 'never')`,
+      `DROP CONSTRAINT cn${this.#random.below(this.#names)}`,
+      `ALTER COLUMN ${column} SET NOT NULL`,
+      `ALTER COLUMN ${column} DROP NOT NULL`,
+    ]);
   }
 
   /** Refused while our triggers stand; a tool that knows of them takes them away first. */
@@ -182,6 +193,7 @@ export class SqliteWorkload {
       `DELETE FROM ${other} WHERE rowid = ${row}.rowid + 1`,
       `UPDATE OR REPLACE ${other} SET rowid = rowid + 1 WHERE rowid = ${row}.rowid`,
       "INSERT INTO received VALUES (0)",
+      `INSERT OR FAIL INTO ${other} (rowid) VALUES (${row}.rowid % 3)`,
       `SELECT RAISE(IGNORE) WHERE ${row}.rowid % 5 = 0`,
       `SELECT RAISE(FAIL, 'no') WHERE ${row}.rowid % 5 = 0`,
     ]);
