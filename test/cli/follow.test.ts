@@ -1,7 +1,7 @@
 /** A node with a log, and followers of it, as processes of their own. */
 import { Database } from "bun:sqlite";
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync } from "node:fs";
+import { copyFileSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Database as Turso } from "@tursodatabase/database/compat";
@@ -196,6 +196,57 @@ describe("a node with --cdc", () => {
       await untilEqual();
       follower.kill("SIGTERM");
       expect((await follower.ended()).out).not.toContain("copied");
+    },
+    MS_MAX,
+  );
+
+  test(
+    "a source that is restored from a backup, or whose log began anew, is copied again",
+    async () => {
+      const backup = join(folder, "backup.db");
+      let running = await node("--cdc");
+      const listen = `127.0.0.1:${new URL(running.url).port}`;
+      /** Stops the node, does something to its file, and starts it again where it was. */
+      const again = async (change: () => void, ...flags: string[]) => {
+        running.process.kill("SIGTERM");
+        await running.process.exited;
+        change();
+        const each = begin("--id", "n", "--db", path, "--listen", listen, ...flags);
+        await each.printed("out", "no peers");
+        running = { url: running.url, process: each };
+      };
+      const add = (name: string, count: number) =>
+        withDb(path, (db) => {
+          for (let n = 0; n < count; n++) {
+            db.run("INSERT INTO items (id, name, updated_at) VALUES (?, ?, 1)", [
+              `${name}${n}`,
+              name,
+            ]);
+          }
+        });
+      const follower = begin("follow", running.url, "--db", copy);
+      add("kept", 3);
+      await untilEqual();
+      await again(() => copyFileSync(path, backup), "--cdc");
+      add("lost", 10);
+      await untilEqual();
+      await again(() => {
+        copyFileSync(backup, path);
+        // As many changes as were lost, so that every number is there again.
+        add("other", 20);
+      }, "--cdc");
+      await untilEqual();
+      await again(() => {});
+      add("unseen", 1);
+      await again(() => {}, "--cdc");
+      await untilEqual();
+      follower.kill("SIGTERM");
+      const { out } = await follower.ended();
+      expect(out.match(/copied up to/g)?.length).toBe(3);
+      withDb(copy, (db) => {
+        const names = db.query("SELECT DISTINCT name FROM items ORDER BY name").values();
+        expect(names).toEqual([["kept"], ["other"], ["unseen"]]);
+      });
     },
     MS_MAX,
   );

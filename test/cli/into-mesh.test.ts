@@ -1,7 +1,7 @@
 /** A node that follows a source into its mesh: source, bridge and another node as processes of their own. */
 import { Database } from "bun:sqlite";
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Database as Turso } from "@tursodatabase/database/compat";
@@ -223,6 +223,43 @@ describe("a node that follows another into its mesh", () => {
       const { tables, following } = await health(running);
       expect(tables.synced).toContain("plain");
       expect(following.remarks).toEqual([expect.stringContaining("odd is not taken in")]);
+    },
+    MS_MAX,
+  );
+
+  test(
+    "a source that is restored from a backup takes back what it sent since, and nothing else",
+    async () => {
+      let source = await node("source", "--cdc");
+      const listen = `127.0.0.1:${new URL(source.url).port}`;
+      write("source", `${NOTES}; INSERT INTO notes VALUES ('a', 'x', 1, 1), ('b', 'x', 1, 1)`);
+      const running = await bridge(source.url);
+      await untilRows("bridge", ALL, rows("source", ALL));
+      write("bridge", "INSERT INTO notes VALUES ('mine', 'm', 1, 1)");
+      write("bridge", "UPDATE notes SET body = 'edited' WHERE id = 'b'");
+      source.process.kill("SIGTERM");
+      await source.process.exited;
+      const backup = readFileSync(file("source"));
+      const start = () =>
+        begin("--id", "source", "--db", file("source"), "--listen", listen, "--cdc");
+      source = await start();
+      write(
+        "source",
+        "INSERT INTO notes VALUES ('lost', 'x', 1, 1); UPDATE notes SET n = 2 WHERE id = 'a'",
+      );
+      await untilRows("bridge", "SELECT n FROM notes WHERE id IN ('a', 'lost')", [[2], [1]]);
+      source.process.kill("SIGTERM");
+      await source.process.exited;
+      writeFileSync(file("source"), backup);
+      for (let n = 0; n < 9; n++) write("source", `UPDATE notes SET body = '${n}' WHERE id = 'a'`);
+      await start();
+      await untilRows("bridge", ALL, [
+        ["a", "8", 1],
+        ["b", "edited", 1],
+        ["mine", "m", 1],
+      ]);
+      expect((await health(running)).following.copies).toBe(2);
+      expect((await run(["status", "--node", running.url])).out).toContain("has everything");
     },
     MS_MAX,
   );
