@@ -66,7 +66,8 @@ const SLICE_BYTES = 1024 * 1024;
 const BREATH_ITEMS = 1_000;
 /** After a failure of the node's own file: a full disk is not full for a moment only. */
 const FAILURE_PAUSE_MS = 1_000;
-const HEALTH_TIMEOUT_MS = 5_000;
+/** A node that stops waits for it. */
+const HEALTH_TIMEOUT_MS = 2_000;
 /** How often a source that sends is held against the peers that are known by then. */
 const ASK_PAUSE_MS = 1_000;
 
@@ -204,7 +205,18 @@ export class Bridge implements FollowTarget {
 
   // ── Following ───────────────────────────────────────────────────────────────────────────────
 
+  /** The tables as they were left: what is told of them should not wait for the next change. */
+  async #lookAtTables(): Promise<void> {
+    if (this.#watermark === null) return;
+    try {
+      await this.#write((shape, nowMs) => this.#admit(shape, nowMs));
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
   async #keepOn(source: BridgeSource & { kind: "node" }): Promise<void> {
+    await this.#lookAtTables();
     while (!this.#isStopping && this.#refusal === undefined) {
       const follower = this.#makeFollower(source);
       this.#follower = follower;
@@ -269,6 +281,7 @@ export class Bridge implements FollowTarget {
   }
 
   #fail(error: unknown): void {
+    if (this.#isStopping) return;
     const text = error instanceof Error ? error.message : String(error);
     if (text !== this.#failure) this.#options.log.error("following failed", { reason: text });
     this.#failure = text;
@@ -306,6 +319,7 @@ export class Bridge implements FollowTarget {
   }
 
   async apply(batch: Batch): Promise<ApplyOutcome> {
+    this.#endWhereStopping();
     const { source, clock } = this.#options;
     const isTime = clock.monotonicMs() - this.#askedMs >= ASK_PAUSE_MS;
     if (source.kind === "node" && isTime) this.#refuseOwnMesh(source.url);
@@ -318,10 +332,14 @@ export class Bridge implements FollowTarget {
     return outcome;
   }
 
+  /** Whatever is left comes after the next start. */
+  #endWhereStopping(): void {
+    if (this.#isStopping) throw new Error("the node is stopping");
+  }
+
   #take(batch: Batch): Promise<ApplyOutcome> {
     return this.#write((shape, nowMs) => {
-      if (!this.#isAdmitted) this.#rows.admit(shape.tables.values(), shape.db, nowMs);
-      this.#isAdmitted = true;
+      this.#admit(shape, nowMs);
       let { tables } = shape;
       let isOther = false;
       const outcome = this.#follow(
@@ -345,6 +363,11 @@ export class Bridge implements FollowTarget {
     });
   }
 
+  #admit(shape: SourceShape, nowMs: number): void {
+    if (!this.#isAdmitted) this.#rows.admit(shape.tables.values(), shape.db, nowMs);
+    this.#isAdmitted = true;
+  }
+
   /** In slices, since the node serves others meanwhile; until the last the position is none. */
   async #copy(batch: Batch): Promise<ApplyOutcome> {
     this.#watermark = null;
@@ -362,6 +385,7 @@ export class Bridge implements FollowTarget {
     });
     const shape = this.#shape!;
     for (const slice of slicesOf(batch.changes)) {
+      this.#endWhereStopping();
       await this.#writeSlice(() => {
         for (const change of slice) this.#row(shape, change);
       });

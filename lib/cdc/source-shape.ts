@@ -7,12 +7,13 @@ import { Database } from "bun:sqlite";
 import { nameKey } from "../base/sql-text.ts";
 import type { Batch, CdcChange, Watermark } from "./change.ts";
 import { type ApplyOutcome, Replica } from "./replica.ts";
-import type { SchemaColumn } from "./schema-digest.ts";
 
 /** One column, as PRAGMA table_info has it. */
 export interface ShapeColumn {
   readonly name: string;
   readonly type: string;
+  /** Its DEFAULT as SQL, or null. */
+  readonly defaultSql: string | null;
 }
 
 /** One table of a source. */
@@ -107,7 +108,9 @@ export class SourceShape {
     return new Map(
       rows.map(({ name, sql }) => {
         const columns = this.#db
-          .query<SchemaColumn, [string]>("SELECT name, type FROM pragma_table_info(?)")
+          .query<ShapeColumn, [string]>(
+            "SELECT name, type, dflt_value AS defaultSql FROM pragma_table_info(?)",
+          )
           .all(name);
         return [nameKey(name), { name, sql, columns }];
       }),

@@ -45,7 +45,14 @@ export interface SourceTable {
   /** Its CREATE TABLE. */
   readonly sql: string;
   /** The stored ones, in the order of a row's values. */
-  readonly columns: readonly { readonly name: string; readonly type: string }[];
+  readonly columns: readonly SourceColumn[];
+}
+
+export interface SourceColumn {
+  readonly name: string;
+  readonly type: string;
+  /** Its DEFAULT as SQL. */
+  readonly defaultSql: string | null;
 }
 
 /** A row is found by its rowid or, in a table WITHOUT ROWID, by its key. */
@@ -120,7 +127,7 @@ export class SourceRows {
   readonly #db: Database;
   readonly #plans = new Map<string, Plan>();
   /** Tables by what they were when they were taken in, so that nothing is looked at twice. */
-  #admitted = new Map<string, string>();
+  #admitted = new Map<string, { readonly signature: string; readonly table: SourceTable }>();
   #leftOut = new Map<string, string>();
   readonly #remarks = new Map<string, string>();
   readonly #refused = new Map<string, { rows: number; reason: string }>();
@@ -199,20 +206,23 @@ export class SourceRows {
     const known = readTables(shape);
     let [isChanged, isLooked] = [false, false];
     const made: string[] = [];
+    const altered: [now: SourceTable, before: SourceTable][] = [];
     const present = new Set<string>();
     for (const table of tables) {
       const key = nameKey(table.name);
       present.add(key);
       const keys = known.get(key)?.uniqueKeys ?? [];
       const signature = JSON.stringify([table.sql, table.columns, keys.map(keyText)]);
-      if (this.#admitted.get(key) === signature) continue;
-      this.#admitted.set(key, signature);
+      const before = this.#admitted.get(key);
+      if (before?.signature === signature) continue;
+      this.#admitted.set(key, { signature, table });
       isChanged = true;
       const outcome = this.#isAsked(key) ? this.#admitTable(table, keys) : "it is not in --tables";
       if (typeof outcome === "string") this.#leftOut.set(table.name, outcome);
       else {
         this.#leftOut.delete(table.name);
         isLooked = true;
+        if (before !== undefined) altered.push([table, before.table]);
         if (outcome.isNew) made.push(key);
       }
     }
@@ -229,6 +239,34 @@ export class SourceRows {
     this.#options.look(nowMs);
     // Its rows are all written after this, and captured.
     for (const key of made) dropSetting(this.#db, `announce:${key}`);
+    for (const [table, before] of altered) this.#fillAdded(table, before, shape);
+  }
+
+  /** ADD COLUMN gives every row of the source its DEFAULT, of which the log says nothing. */
+  #fillAdded(table: SourceTable, before: SourceTable, shape: Database): void {
+    const known = new Set(before.columns.map(({ name }) => nameKey(name)));
+    const target = this.#planOf(table)?.target;
+    if (target === undefined) return;
+    for (const { name, defaultSql } of table.columns) {
+      if (defaultSql === null || known.has(nameKey(name))) continue;
+      const { value } = shape
+        .query<{ value: string }, []>(`SELECT quote(${defaultSql}) AS value`)
+        .get()!;
+      const column = quoteName(name);
+      try {
+        this.#db
+          .query(
+            `UPDATE OR REPLACE ${quoteName(target.name)}
+             SET ${column} = ${value}
+             WHERE ${column} IS NOT ${value} AND ${quoteName(target.id.name)} IN (
+               SELECT id FROM _hooksync_taken WHERE tbl = ?)`,
+          )
+          .run(target.key);
+      } catch (error) {
+        if (!isRefusal(error) || !this.#db.inTransaction) throw error;
+        this.#refuse(target.name, (error as Error).message);
+      }
+    }
   }
 
   #isAsked(key: string): boolean {
@@ -275,7 +313,7 @@ export class SourceRows {
     const isNew = !readTables(this.#db).has(key);
     if (isNew) this.#db.run(table.sql);
     const wanted = isNew ? [] : [...table.columns];
-    if (!this.#has(key, "updated_at")) wanted.push({ name: "updated_at", type: "INTEGER" });
+    if (!this.#has(key, "updated_at")) wanted.push(VERSION_COLUMN);
     for (const { name, type } of wanted) {
       if (this.#has(key, nameKey(name))) continue;
       const plain = /^[\w ]*(?:\([\d ,+-]*\))?$/.test(type) ? type : "";
@@ -323,21 +361,41 @@ export class SourceRows {
     const index = this.#freeName(`${table.name}_${columns.join("_")}_unique`);
     const parts = terms.map(({ sql, collation }) => `${sql} COLLATE ${quoteName(collation)}`);
     const only = where === undefined ? "" : ` WHERE ${where}`;
-    const about = `loose ${table.key} ${columns.join()}`;
+    const sql = `CREATE UNIQUE INDEX ${quoteName(index)} ON ${quoteName(table.name)} (${parts.join(", ")})${only}`;
+    let failure = this.#failureOf(sql);
+    // Rows that were sent under other rules are in the way of those that are sent now.
+    if (failure !== undefined && this.#isSwept(table.key)) {
+      this.#dropUnsent(table);
+      failure = this.#failureOf(sql);
+    }
+    const columnsText = columns.join(", ");
+    this.#remark(
+      `loose ${table.key} ${columnsText}`,
+      failure &&
+        `${table.name} is UNIQUE on the source (${columnsText}) and cannot be here: ${failure}`,
+    );
+    return failure === undefined ? index : undefined;
+  }
+
+  #failureOf(sql: string): string | undefined {
     try {
-      this.#db.run(
-        `CREATE UNIQUE INDEX ${quoteName(index)} ON ${quoteName(table.name)} (${parts.join(", ")})${only}`,
-      );
-      this.#remark(about, undefined);
-      return index;
+      this.#db.run(sql);
+      return undefined;
     } catch (error) {
       if (!isRefusal(error) || !this.#db.inTransaction) throw error;
-      this.#remark(
-        about,
-        `${table.name} is UNIQUE on the source (${columns.join(", ")}) and cannot be here: ${(error as Error).message}`,
-      );
-      return undefined;
+      return (error as Error).message;
     }
+  }
+
+  /** Each of them is sent again, or gone. */
+  #dropUnsent(table: Table): void {
+    const unsent = "SELECT id FROM _hooksync_taken WHERE tbl = ?1 AND run <> ?2";
+    this.#db
+      .query(`DELETE FROM ${quoteName(table.name)} WHERE ${quoteName("id")} IN (${unsent})`)
+      .run(table.key, this.#run);
+    this.#db
+      .query("DELETE FROM _hooksync_taken WHERE tbl = ?1 AND run <> ?2")
+      .run(table.key, this.#run);
   }
 
   #freeName(name: string): string {
@@ -591,6 +649,8 @@ export class SourceRows {
   }
 }
 
+const VERSION_COLUMN: SourceColumn = { name: "updated_at", type: "INTEGER", defaultSql: null };
+
 /** No table's key. */
 const ALL = "";
 
@@ -670,14 +730,19 @@ function isBroken(value: SourceValue): value is { readonly bytes: Uint8Array } {
 
 /** Of the row's values by column, but the one at `without`. */
 function hashOf(source: SourceTable, values: readonly SourceValue[], without = -1): number {
+  // A column that came without a DEFAULT changes no row.
   const parts = values.map((value, i) => {
-    return i === without ? "" : `${source.columns[i]?.name ?? i}=${textOf(value)}`;
+    return i === without || value === null ? "" : `${source.columns[i]!.name}=${textOf(value)}`;
   });
-  return Number(BigInt.asUintN(Number(HASH_BITS), BigInt(Bun.hash(parts.join("\n")))));
+  return Number(
+    BigInt.asUintN(
+      Number(HASH_BITS),
+      BigInt(Bun.hash(parts.filter((part) => part !== "").join("\n"))),
+    ),
+  );
 }
 
-function textOf(value: SourceValue): string {
-  if (value === null) return "n";
+function textOf(value: NonNullable<SourceValue>): string {
   if (typeof value === "bigint") return `i${value}`;
   if (typeof value === "number") return Object.is(value, -0) ? "r-0" : `r${value}`;
   if (typeof value === "string") return `t${value.length}:${value}`;

@@ -19,8 +19,8 @@ function shapeOf(...sql: string[]): { shape: Database; tables: SourceTable[] } {
     .all()
     .map(({ name, sql: text }) => {
       const columns = shape
-        .query<{ name: string; type: string }, [string]>(
-          "SELECT name, type FROM pragma_table_info(?)",
+        .query<SourceTable["columns"][number], [string]>(
+          "SELECT name, type, dflt_value AS defaultSql FROM pragma_table_info(?)",
         )
         .all(name);
       return { name, sql: text, columns };
@@ -105,6 +105,20 @@ describe("a table of the source", () => {
     expect(file.rows("SELECT id, own, body, mail FROM notes")).toEqual([
       { id: "a", own: "mine", body: "x", mail: "m" },
     ]);
+  });
+
+  test("that gets a column with a DEFAULT has it in every row of the source, which is told", async () => {
+    await using file = await empty(`${NOTES}; INSERT INTO notes VALUES ('mine', 'm', NULL, 3)`);
+    const { rows, put } = await follow(file, NOTES);
+    await put(1n, "a", "x", null, 1n);
+    const after = file.entries().at(-1)!.change_id;
+    const { shape, tables } = shapeOf(NOTES, "ALTER TABLE notes ADD COLUMN w DEFAULT 1.0");
+    await take(file, rows, (nowMs) => rows.admit(tables, shape, nowMs));
+    expect(file.rows("SELECT id, typeof(w) AS t FROM notes ORDER BY id")).toEqual([
+      { id: "a", t: "real" },
+      { id: "mine", t: "null" },
+    ]);
+    expect(file.log(after)).toEqual(["UPDATE a"]);
   });
 
   test("that is not among --tables is not taken", async () => {
