@@ -19,7 +19,7 @@ const STEPS = 15;
 const KEYS = 12;
 
 const one = Bun.env["SEED"];
-const count = Number(Bun.env["SEEDS"] ?? 20);
+const count = Number(Bun.env["SEEDS"] ?? 10);
 const seeds = one ? [Number(one)] : Array.from({ length: count }, (_, i) => i + 1);
 
 /** What another program does to the source, each with what may be refused. */
@@ -42,7 +42,7 @@ class Source {
   }
 
   step(): void {
-    if (this.#random.chance(0.05)) this.#try(this.#schema());
+    if (this.#random.chance(0.12)) this.#try(this.#schema());
     else if (this.#random.chance(0.02)) this.#try("VACUUM");
     else if (this.#random.chance(0.5)) this.#try(this.#statement());
     else {
@@ -71,7 +71,7 @@ class Source {
 
   #statement(): string {
     const random = this.#random;
-    const table = random.pick(["notes", "notes", "bare", "flat", "numbered"]);
+    const table = random.pick(["notes", "notes", "bare", "bare", "flat", "numbered"]);
     const or = random.pick(["", "", "OR REPLACE", "OR IGNORE"]);
     if (random.chance(0.2)) return `DELETE FROM ${table} WHERE id = ${this.#id()}`;
     if (table === "numbered") return `INSERT INTO numbered (v) VALUES (${this.#value()})`;
