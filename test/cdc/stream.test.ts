@@ -99,6 +99,22 @@ describe("a stream", () => {
     expect(served.opened.map(({ open }) => open)).toEqual([false]);
   });
 
+  test("leaves the thread to others between two frames, however fast it is read", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(`${T}; INSERT INTO t VALUES (1, '${"x".repeat(100_000)}')`);
+    let turns = 0;
+    const options = quickTime();
+    const { soon } = options.timers!;
+    const timers = { ...options.timers!, soon: (run: () => void) => soon(() => (turns++, run())) };
+    const served = new Served(source, null, { ...options, timers, frameBytesMax: 2_000 });
+    let frames = 0;
+    for (let bytes = 0; bytes < 100_000; frames++) {
+      bytes += (await served.reader.read()).value!.length;
+    }
+    expect(turns).toBe(frames - 1);
+    await served.reader.cancel();
+  });
+
   test("from a position has what follows it", async () => {
     using source = await TursoSource.open();
     using follower = new Follower();
