@@ -1,6 +1,6 @@
 /** The log of a node's file: who is remembered, and what is deleted when. */
 import { Database } from "bun:sqlite";
-import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,6 +11,9 @@ import { CdcService } from "../../lib/cdc/service.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { Seeded } from "../support/seeded.ts";
 import { Follower, follow } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 const DAY_MS = 86_400_000;
 let folder = "";
