@@ -8,6 +8,7 @@ import { dirname } from "node:path";
 import type { Clock, Timers } from "../base/clock.ts";
 import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
+import { COMMIT } from "./log-entry.ts";
 import { SqliteCapture } from "./sqlite-capture.ts";
 import { serveCdc } from "./stream.ts";
 
@@ -138,14 +139,22 @@ export class CdcService {
 
   /** The named followers, by name. */
   followers(): readonly NamedFollower[] {
-    const newest = Number(this.#capture.newest());
+    const last = this.#db
+      .query<{ id: number; type: number }, []>(
+        "SELECT change_id AS id, change_type AS type FROM _cdc ORDER BY change_id DESC LIMIT 1",
+      )
+      .get();
+    const newest = last?.id ?? 0;
+    // One that was there before the COMMIT was written lacks nothing.
+    const enough = last?.type === COMMIT ? newest - 1 : newest;
     return this.#db
       .query<{ name: string; position: number; seen_ms: number }, []>(
         "SELECT name, position, seen_ms FROM _cdc_follower ORDER BY name",
       )
       .all()
       .map(({ name, position, seen_ms: seenMs }) => {
-        return { name, position, behind: Math.max(0, newest - position), seenMs };
+        const behind = position >= enough ? 0 : newest - position;
+        return { name, position, behind, seenMs };
       });
   }
 

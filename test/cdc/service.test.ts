@@ -8,6 +8,7 @@ import { systemTimers } from "../../lib/base/clock.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { CdcService } from "../../lib/cdc/service.ts";
+import { SqliteCommits } from "../../lib/cdc/sqlite-commits.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { Seeded } from "../support/seeded.ts";
 import { Follower, follow } from "./support/turso-source.ts";
@@ -93,6 +94,17 @@ test("what all named followers have goes; what the slowest lacks stays", async (
   await service.stream(slow.replica.watermark(), "slow", false).cancel();
   look();
   expect(oldest()).toBe(19);
+});
+
+test("who had all before its end was marked lacks nothing", async () => {
+  open();
+  write(1);
+  const follower = await position();
+  await service.stream(follower.replica.watermark(), "f", false).cancel();
+  new SqliteCommits(program).end();
+  expect(service.followers()).toMatchObject([{ position: 1, behind: 0 }]);
+  write(1);
+  expect(service.followers()).toMatchObject([{ position: 1, behind: 2 }]);
 });
 
 test("without named followers the log is kept for its time", () => {
