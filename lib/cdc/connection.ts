@@ -3,7 +3,7 @@
  * of Turso's, the one that answers at once and the one that answers with promises.
  */
 
-import { systemTimers, type Timers } from "../base/clock.ts";
+import { type Clock, systemClock, systemTimers, type Timers } from "../base/clock.ts";
 
 /** A driver may answer at once or later. */
 export type MaybePromise<T> = T | Promise<T>;
@@ -44,6 +44,32 @@ async function release(statement: CdcStatement): Promise<void> {
 /** Lets others on this thread go on: drivers that answer at once never would. */
 export function breathe(timers: Timers = systemTimers): Promise<void> {
   return new Promise((resolve) => timers.soon(resolve));
+}
+
+/** Longer than that nobody else on the thread waits, but for one page. */
+const WORK_MS = 5;
+
+/**
+ * The same between small pieces of long work. Going round for each would leave the work to whoever
+ * else is busy: a commit between two pages takes longer than both.
+ */
+export class Breath {
+  readonly #clock: Clock;
+  readonly #timers: Timers;
+  #sinceMs: number;
+
+  constructor(clock: Clock = systemClock, timers: Timers = systemTimers) {
+    this.#clock = clock;
+    this.#timers = timers;
+    this.#sinceMs = clock.monotonicMs();
+  }
+
+  /** At once while the work has only just begun. */
+  async take(): Promise<void> {
+    if (this.#clock.monotonicMs() - this.#sinceMs < WORK_MS) return;
+    await breathe(this.#timers);
+    this.#sinceMs = this.#clock.monotonicMs();
+  }
 }
 
 /** What one read transaction sees. A failure inside leaves no transaction open. */

@@ -6,7 +6,7 @@
  */
 import { quoteName } from "../base/sql-text.ts";
 import type { Batch, CdcValue } from "./change.ts";
-import { breathe, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
+import { Breath, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import { textFrom } from "./record.ts";
 import type { SchemaColumn } from "./schema-digest.ts";
@@ -79,6 +79,7 @@ async function copyRows(
   const columns = schemaColumns.map((column) => column.name);
   const rowid = rowidName(columns);
   if (rowid === undefined) throw new CdcError("source-unfit", `columns of ${table} hide its rowid`);
+  const breath = new Breath();
   let where = "";
   let after: string[] = [];
   while (true) {
@@ -95,7 +96,7 @@ async function copyRows(
     }
     const last = rows.at(-1);
     if (last === undefined || rows.length < PAGE_ROWS) return;
-    await breathe();
+    await breath.take();
     where = `WHERE ${rowid} > CAST(? AS INTEGER)`;
     after = [String(last["id"])];
   }
@@ -111,6 +112,7 @@ async function copyKeyedRows(
   const columns = schemaColumns.map((column) => column.name);
   const keyed = schemaColumns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
   const key = keyed.map((column) => `${quoteName(table)}.${quoteName(column.name)}`);
+  const breath = new Breath();
   for (let offset = 0; ; offset += KEYED_PAGE_ROWS) {
     const sql = `
   SELECT ${valuesSql(table, columns)}
@@ -122,7 +124,7 @@ async function copyKeyedRows(
       spool.push({ kind: "put", table, rowid: null, values: readValues(row, columns) });
     }
     if (rows.length < KEYED_PAGE_ROWS) return;
-    await breathe();
+    await breath.take();
   }
 }
 

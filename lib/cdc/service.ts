@@ -8,6 +8,7 @@ import { dirname } from "node:path";
 import type { Clock, Timers } from "../base/clock.ts";
 import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
+import { COMMIT } from "./log-entry.ts";
 import { SqliteCapture } from "./sqlite-capture.ts";
 import { type ServeOptions, serveCdc } from "./stream.ts";
 
@@ -18,7 +19,7 @@ const BUSY_MS = 5;
 /** A stream ends so often, and its follower asks again from where it is: that is what is kept. */
 const STREAM_MS = 300_000;
 /** A frame is made at one go, while the node answers nobody. */
-const FRAME_BYTES_MAX = 1024 * 1024;
+const FRAME_BYTES_MAX = 256 * 1024;
 const PRUNE_PAUSE_MS = 10_000;
 /** Rows, spread over the log, whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
@@ -39,6 +40,11 @@ const SEEN_SQL = `
   VALUES (?1, ?2, ?3)
   ON CONFLICT (name) DO UPDATE
   SET position = ?2, seen_ms = ?3`;
+
+interface LogEnds {
+  readonly oldest: number;
+  readonly newest: number;
+}
 
 interface Sample {
   readonly id: number;
@@ -137,7 +143,14 @@ export class CdcService {
 
   /** The named followers, by name. */
   followers(): readonly NamedFollower[] {
-    const newest = Number(this.#capture.newest());
+    const last = this.#db
+      .query<{ id: number; type: number }, []>(
+        "SELECT change_id AS id, change_type AS type FROM _cdc ORDER BY change_id DESC LIMIT 1",
+      )
+      .get();
+    const newest = last?.id ?? 0;
+    // One that was there before the COMMIT was written lacks nothing.
+    const enough = last?.type === COMMIT ? newest - 1 : newest;
     return this.#db
       .query<{ name: string; position: number; seen_ms: number }, []>(
         "SELECT name, position, seen_ms FROM _cdc_follower ORDER BY name",
@@ -145,7 +158,8 @@ export class CdcService {
       .all()
       .map(({ name, position, seen_ms: seenMs }) => {
         const open = this.#open.get(name);
-        const behind = Math.max(0, newest - Math.max(position, open?.sent ?? 0));
+        const at = Math.max(position, open?.sent ?? 0);
+        const behind = at >= enough ? 0 : newest - at;
         return { name, position, behind, seenMs, isConnected: open !== undefined };
       });
   }
@@ -198,25 +212,43 @@ export class CdcService {
     const { clock, keepMs } = this.#options;
     const sinceMs = clock.nowMs() - keepMs;
     this.#db.query("DELETE FROM _cdc_follower WHERE seen_ms < ?").run(sinceMs);
-    const row = this.#db
-      .query<{ slowest: number | null; old: number | null }, [number]>(
-        `SELECT
-           (SELECT min(position) FROM _cdc_follower) AS slowest,
-           (SELECT max(change_id) FROM _cdc WHERE change_time < ?) AS old`,
-      )
-      .get(sinceMs / 1000)!;
-    const through = Math.max(row.slowest ?? 0, row.old ?? 0, this.#tooMuch());
+    const ends = this.#ends();
+    if (ends === undefined) return false;
+    const { slowest } = this.#db
+      .query<{ slowest: number | null }, []>("SELECT min(position) AS slowest FROM _cdc_follower")
+      .get()!;
+    const through = Math.max(slowest ?? 0, this.#tooOld(ends, sinceMs / 1000), this.#tooMuch(ends));
     return through > 0 && this.#capture.prune(BigInt(through)) > 0;
   }
 
-  /** Up to where the log is more than may be kept. Ids are without gaps. */
-  #tooMuch(): number {
+  /** Each asked for by itself: for both at once SQLite reads the whole log. */
+  #ends(): LogEnds | undefined {
     const { oldest, newest } = this.#db
       .query<{ oldest: number | null; newest: number | null }, []>(
-        "SELECT min(change_id) AS oldest, max(change_id) AS newest FROM _cdc",
+        `SELECT
+           (SELECT min(change_id) FROM _cdc) AS oldest,
+           (SELECT max(change_id) FROM _cdc) AS newest`,
       )
       .get()!;
-    if (oldest === null || newest === null) return 0;
+    return oldest === null || newest === null ? undefined : { oldest, newest };
+  }
+
+  /** The newest row before that time, by halves: the log is in order, and not small. */
+  #tooOld({ oldest, newest }: LogEnds, sinceS: number): number {
+    const time = this.#db.query<{ s: number }, [number]>(
+      "SELECT change_time AS s FROM _cdc WHERE change_id >= ? ORDER BY change_id LIMIT 1",
+    );
+    let [old, young] = [oldest - 1, newest + 1];
+    while (young - old > 1) {
+      const middle = Math.floor((old + young) / 2);
+      if (time.get(middle)!.s < sinceS) old = middle;
+      else young = middle;
+    }
+    return old < oldest ? 0 : old;
+  }
+
+  /** Up to where the log is more than may be kept. Ids are without gaps. */
+  #tooMuch({ oldest, newest }: LogEnds): number {
     const step = Math.ceil((newest - oldest + 1) / SAMPLE_ROWS);
     let left = this.#options.keepBytes;
     for (const { id, bytes } of this.#db

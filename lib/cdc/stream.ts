@@ -6,7 +6,7 @@
 import { type Clock, systemClock, systemTimers, type Timers } from "../base/clock.ts";
 import type { Batch, Watermark } from "./change.ts";
 import { readInt64 } from "./change-text.ts";
-import type { CdcConnection, MaybePromise } from "./connection.ts";
+import { breathe, type CdcConnection, type MaybePromise } from "./connection.ts";
 import { readCopy } from "./copy.ts";
 import { CdcError } from "./error.ts";
 import { encodeBeat, encodeFrames, encodeStop, type FrameOptions, FrameReader } from "./frames.ts";
@@ -128,6 +128,8 @@ class StreamSource {
   }
 
   async #nextFrame(): Promise<Uint8Array | undefined> {
+    // A follower that takes frames as fast as they come would have this thread for itself.
+    if (this.#frames !== undefined) await breathe(this.#timers);
     const next = this.#frames?.next();
     if (next !== undefined && next.done !== true) return next.value;
     this.#endBatch();

@@ -15,7 +15,7 @@
  *   T3  a log that is not the one the watermark was taken from yields an error, never a batch.
  */
 import type { Batch, CdcChange, Watermark } from "./change.ts";
-import { breathe, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
+import { Breath, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import {
   COMMIT,
@@ -55,9 +55,11 @@ const newestTwoSql = (log: string) => `
   ORDER BY log.change_id DESC
   LIMIT 2`;
 
+/** Each by itself: for both at once SQLite reads the whole log. */
 const endsSql = (log: string) => `
-  SELECT CAST(min(change_id) AS TEXT) AS oldest, CAST(max(change_id) AS TEXT) AS newest
-  FROM ${log}`;
+  SELECT
+    CAST((SELECT min(change_id) FROM ${log}) AS TEXT) AS oldest,
+    CAST((SELECT max(change_id) FROM ${log}) AS TEXT) AS newest`;
 
 /** In a plain SQLite file: whether somebody altered the schema since it was settled. */
 const STATE_SQL = `
@@ -167,6 +169,7 @@ interface PageSchema {
 export class CdcTailer {
   readonly #connection: CdcConnection;
   readonly #options: SpoolOptions;
+  readonly #breath = new Breath();
   #started = false;
   #log: LogTable = "turso_cdc";
   #end: SnapshotEnd | undefined;
@@ -204,7 +207,7 @@ export class CdcTailer {
     while (true) {
       const row = this.#rows[this.#next];
       if (row === undefined) {
-        if (this.#rows.length >= PAGE_ROWS) await breathe();
+        if (this.#rows.length >= PAGE_ROWS) await this.#breath.take();
         if (!(await this.#readPage())) return null;
         continue;
       }

@@ -82,7 +82,8 @@ export async function pruneCdc(connection: CdcConnection, through: bigint): Prom
       `SELECT CAST(change_id AS TEXT) AS id
        FROM turso_cdc
        WHERE change_id <= CAST(? AS INTEGER) AND change_id <= (
-         SELECT max(change_id) FROM turso_cdc WHERE change_type = 2)
+         SELECT change_id FROM turso_cdc WHERE change_type = 2
+         ORDER BY turso_cdc.change_id DESC LIMIT 1)
        ORDER BY turso_cdc.change_id DESC
        LIMIT 2`,
       through.toString(),

@@ -1,5 +1,5 @@
 /** A follower's life: what it asks for after which end, and how long it waits. */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Timers } from "../../lib/base/clock.ts";
 import type { Batch, CdcChange } from "../../lib/cdc/change.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
@@ -7,6 +7,9 @@ import { Follower as FollowerLoop, type FollowerStatus } from "../../lib/cdc/fol
 import { encodeBeat, encodeFrames, encodeStop } from "../../lib/cdc/frames.ts";
 import { Seeded } from "../support/seeded.ts";
 import { Follower } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 const table: CdcChange = { kind: "schema", sql: "CREATE TABLE t (x)" };
 const row = (rowid: bigint): CdcChange => ({ kind: "insert", table: "t", rowid, values: [rowid] });

@@ -1,9 +1,12 @@
 /** Which schemas count as the same. */
 import { Database } from "bun:sqlite";
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { digestSchema } from "../../lib/cdc/schema-digest.ts";
 import { readSourceSchema } from "../../lib/cdc/source-schema.ts";
 import { TursoSource } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 async function digestOf(sql: string): Promise<string> {
   using db = new Database(":memory:");

@@ -1,6 +1,6 @@
 /** The log of a node's file: who is remembered, and what is deleted when. */
 import { Database } from "bun:sqlite";
-import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -8,9 +8,13 @@ import { systemTimers } from "../../lib/base/clock.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { CdcService } from "../../lib/cdc/service.ts";
+import { SqliteCommits } from "../../lib/cdc/sqlite-commits.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { Seeded } from "../support/seeded.ts";
 import { Follower, follow } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 const DAY_MS = 86_400_000;
 let folder = "";
@@ -90,6 +94,17 @@ test("what all named followers have goes; what the slowest lacks stays", async (
   await service.stream(slow.replica.watermark(), "slow", false).cancel();
   look();
   expect(oldest()).toBe(19);
+});
+
+test("who had all before its end was marked lacks nothing", async () => {
+  open();
+  write(1);
+  const follower = await position();
+  await service.stream(follower.replica.watermark(), "f", false).cancel();
+  new SqliteCommits(program).end();
+  expect(service.followers()).toMatchObject([{ position: 1, behind: 0 }]);
+  write(1);
+  expect(service.followers()).toMatchObject([{ position: 1, behind: 2 }]);
 });
 
 test("without named followers the log is kept for its time", () => {

@@ -1,6 +1,6 @@
 /** The ends of our own transactions in a plain file's log, between those of programs that put none. */
 import { Database } from "bun:sqlite";
-import { afterEach, beforeEach, expect, test } from "bun:test";
+import { afterEach, beforeEach, expect, setDefaultTimeout, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -10,6 +10,9 @@ import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
 import { SqliteCommits } from "../../lib/cdc/sqlite-commits.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { drain } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 let folder = "";
 let node: Database;

@@ -19,12 +19,12 @@ import { SqliteWorkload } from "./support/sqlite-workload.ts";
 import { Follower } from "./support/turso-source.ts";
 import { PAIR_CHECK_SQL, PAIR_SQL } from "./support/workload.ts";
 
-const STEPS = 80;
+const STEPS = 60;
 
 test(
   "the follower has what the file has",
   () =>
-    forSeeds(20, async (random) => {
+    forSeeds(12, async (random) => {
       const folder = mkdtempSync(join(tmpdir(), "cdc-sqlite-"));
       try {
         await run(random, join(folder, "source.db"));

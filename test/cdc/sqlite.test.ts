@@ -1,6 +1,6 @@
 /** A plain SQLite file as a source: each thing that others may do to it, and what a follower gets. */
 import { Database } from "bun:sqlite";
-import { afterEach, beforeEach, describe, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { copyFileSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -17,6 +17,9 @@ import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower } from "./support/turso-source.ts";
 import { ALL_VALUES } from "./support/values.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 let folder = "";
 let path = "";
@@ -172,14 +175,14 @@ describe("what others write", () => {
     await equal(reader, follower);
   });
 
-  test("a transaction of 200,000 rows is one batch, held in a file", async () => {
+  test("a transaction of 20,000 rows is one batch, held in a file", async () => {
     const { program, reader } = captured(T);
     using follower = new Follower();
     const { log, commit, mark } = apply(follower, await readCopy(reader, 0));
-    const spill = { memoryBytesMax: 1_000_000, folder };
+    const spill = { memoryBytesMax: 100_000, folder };
     const tailer = new CdcTailer(reader, { log, commit, mark }, spill);
     program.run(`
-      WITH n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)
+      WITH n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
       INSERT INTO t SELECT i, 'row ' || i, i / 2.0 FROM n`);
     const batch = (await tailer.pollBatch())!;
     expect(applyBatch(follower.replica, batch)).toBe("applied");

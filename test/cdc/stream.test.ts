@@ -1,5 +1,5 @@
 /** A log as a stream: what is sent when, at whose pace, and how it ends. */
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Watermark } from "../../lib/cdc/change.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
 import { type FrameEvent, FrameReader } from "../../lib/cdc/frames.ts";
@@ -12,6 +12,9 @@ import {
 } from "../../lib/cdc/stream.ts";
 import { contentOf } from "./support/content.ts";
 import { Follower, follow, type Turso, TursoSource } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 const T = "CREATE TABLE t (k INTEGER PRIMARY KEY, v)";
 
@@ -138,6 +141,26 @@ describe("a stream", () => {
     expect(told).toEqual([2n]);
     await served.reader.cancel();
     expect(told).toEqual([2n, "end"]);
+  });
+
+  test("leaves the thread to others between two frames, however fast it is read", async () => {
+    using source = await TursoSource.open();
+    source.writer.exec(`${T}; INSERT INTO t VALUES (1, '${"x".repeat(100_000)}')`);
+    let turns = 0;
+    const options = quickTime();
+    const { soon } = options.timers!;
+    const counted = (run: () => void) => {
+      turns++;
+      soon(run);
+    };
+    const timers = { ...options.timers!, soon: counted };
+    const served = new Served(source, null, { ...options, timers, frameBytesMax: 2_000 });
+    let frames = 0;
+    for (let bytes = 0; bytes < 100_000; frames++) {
+      bytes += (await served.reader.read()).value!.length;
+    }
+    expect(turns).toBe(frames - 1);
+    await served.reader.cancel();
   });
 
   test("from a position has what follows it", async () => {

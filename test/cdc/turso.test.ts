@@ -1,6 +1,6 @@
 /** The real engine as a source: each thing that was measured about its log, and what is made of it. */
 import { Database as Sqlite } from "bun:sqlite";
-import { describe, expect, test } from "bun:test";
+import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { connect } from "@tursodatabase/database";
 import type { Batch, CdcChange, Watermark } from "../../lib/cdc/change.ts";
 import type { CdcConnection } from "../../lib/cdc/connection.ts";
@@ -12,6 +12,9 @@ import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { enableCdc, pruneCdc, writeCdc } from "../../lib/cdc/turso.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower, follow, type Turso, TursoSource } from "./support/turso-source.ts";
+
+/** An engine is loaded, and files are written, while others work as well. */
+setDefaultTimeout(60_000);
 
 async function codeOf(run: () => Promise<unknown>): Promise<string> {
   try {
