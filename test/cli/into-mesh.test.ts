@@ -228,6 +228,22 @@ describe("a node that follows another into its mesh", () => {
   );
 
   test(
+    "a bridge has followers of its own, and none of what it remembers is in their copies",
+    async () => {
+      const source = await node("source", "--cdc");
+      const running = await bridge(source.url, "--cdc");
+      const copy = start(["follow", running.url, "--db", file("copy")], { msMax: MS_MAX });
+      started.push(copy);
+      write("source", `${NOTES}; INSERT INTO notes VALUES ('a', 1.0, 1, 5), ('b', 'x', 2, 6)`);
+      write("source", "UPDATE notes SET n = n + 1; DELETE FROM notes WHERE id = 'b'");
+      await untilRows("copy", ALL, [["a", 1, 2]]);
+      const tables = "SELECT name FROM sqlite_schema WHERE name LIKE '%hooksync%'";
+      expect(rows("copy", tables)).toEqual([]);
+    },
+    MS_MAX,
+  );
+
+  test(
     "a source that is restored from a backup takes back what it sent since, and nothing else",
     async () => {
       let source = await node("source", "--cdc");
@@ -324,4 +340,17 @@ describe("a node that follows another into its mesh", () => {
     },
     MS_MAX,
   );
+});
+
+test.each<[string, string[]]>([
+  ["SOURCE", []],
+  ["SOURCE", ["ftp://x", "--id", "b", "--db", "b.db"]],
+  ["--id", ["http://127.0.0.1:1", "--db", "b.db"]],
+  ["--db", ["http://127.0.0.1:1", "--id", "b"]],
+  ["argument", ["http://127.0.0.1:1", "more", "--id", "b", "--db", "b.db"]],
+  ["--batch-ms", ["http://127.0.0.1:1", "--id", "b", "--db", "b.db", "--batch-ms", "x"]],
+  ["--nosuch", ["http://127.0.0.1:1", "--id", "b", "--db", "b.db", "--nosuch"]],
+])("a mistake at %s: %p", async (where, argv) => {
+  const { code, err } = await run(["follow", "--into-mesh", ...argv], { cwd: folder });
+  expect([code, err]).toEqual([2, expect.stringContaining(where)]);
 });
