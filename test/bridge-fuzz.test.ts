@@ -11,6 +11,7 @@ import { createLogger } from "../lib/base/log.ts";
 import { Bridge } from "../lib/bridge.ts";
 import { CdcError } from "../lib/cdc/error.ts";
 import { CdcTailer, readCopy, SqliteCapture } from "../lib/cdc/index.ts";
+import { TursoSource } from "./cdc/support/turso-source.ts";
 import { StoreFile } from "./support/open-store.ts";
 import { Seeded } from "./support/seeded.ts";
 
@@ -122,30 +123,26 @@ function content(source: Database, db: Database): Record<string, unknown> {
   return all;
 }
 
+function openBridge(file: StoreFile, random: Seeded): Bridge {
+  const { clock } = file;
+  return new Bridge({
+    source: { kind: "file", path: "unused" },
+    store: file.open({ makesDefaultTable: false }),
+    path: file.path,
+    ownMesh: () => ({ dbIds: new Set(), urls: new Set() }),
+    log: createLogger({ level: "error", format: "text", clock, write: () => {} }),
+    clock,
+    timers: systemTimers,
+    random,
+  });
+}
+
 describe.each(seeds)("seed %d", (seed) => {
   test("the node's file has what the source has", async () => {
     const random = new Seeded(seed);
     await using file = new StoreFile();
     const source = new Source(join(file.folder, "source.db"), random);
-    const log = createLogger({
-      level: "error",
-      format: "text",
-      clock: file.clock,
-      write: () => {},
-    });
-    const open = () => {
-      const store = file.open({ makesDefaultTable: false });
-      return new Bridge({
-        source: { kind: "file", path: "unused" },
-        store,
-        path: file.path,
-        ownMesh: () => ({ dbIds: new Set(), urls: new Set() }),
-        log,
-        clock: file.clock,
-        timers: systemTimers,
-        random,
-      });
-    };
+    const open = () => openBridge(file, random);
     let bridge = open();
     let reader = new Database(source.db.filename, { readonly: true });
     let tailer: CdcTailer | undefined;
@@ -221,5 +218,88 @@ describe.each(seeds)("seed %d", (seed) => {
     await bridge.stop();
     reader.close();
     source.db.close();
+  }, 60_000);
+
+  test("and what a Turso database has", async () => {
+    const random = new Seeded(seed);
+    await using file = new StoreFile();
+    using source = await TursoSource.open();
+    const { writer } = source;
+    writer.exec("CREATE TABLE notes (id TEXT PRIMARY KEY, mail UNIQUE, v, updated_at INTEGER)");
+    writer.exec("CREATE TABLE bare (v, id TEXT PRIMARY KEY)");
+    const id = () => `'k${random.below(KEYS)}'`;
+    const value = () => random.pick(["1", "1.5", "'1'", "x'31'", "NULL", "9223372036854775807"]);
+    const statement = () => {
+      const or = random.pick(["", "OR REPLACE", "OR IGNORE"]);
+      const mail = random.pick(["NULL", `'m${random.below(4)}'`]);
+      return random.pick([
+        `INSERT ${or} INTO notes (id, mail, v) VALUES (${id()}, ${mail}, ${value()})`,
+        `INSERT ${or} INTO bare (id, v) VALUES (${id()}, ${value()})`,
+        `UPDATE notes SET id = ${id()} WHERE id = ${id()}`,
+        `UPDATE ${or} notes SET mail = ${mail} WHERE id = ${id()}`,
+        `UPDATE bare SET v = ${value()} WHERE id > ${id()}`,
+        `DELETE FROM ${random.pick(["notes", "bare"])} WHERE id = ${id()}`,
+      ]);
+    };
+    let columns = 0;
+    const schema = () =>
+      random.pick([
+        `ALTER TABLE bare ADD COLUMN c${columns++} ${random.pick(["", "DEFAULT 7"])}`,
+        "DROP TABLE bare",
+        "CREATE TABLE bare (id TEXT PRIMARY KEY, v)",
+      ]);
+    const attempt = (sql: string) => {
+      try {
+        writer.exec(sql);
+      } catch (error) {
+        if (!/constraint|no such|already|no transaction/i.test(String(error))) throw error;
+      }
+    };
+    let bridge = openBridge(file, random);
+    let tailer: CdcTailer | undefined;
+    const pump = async () => {
+      if (bridge.watermark() === null) {
+        const copy = await readCopy(source.open(), 0);
+        await bridge.apply(copy);
+        copy.close();
+      }
+      tailer ??= new CdcTailer(source.open(), bridge.watermark());
+      for (let batch = await tailer.pollBatch(); batch !== null; batch = await tailer.pollBatch()) {
+        await bridge.apply(batch);
+        batch.close();
+      }
+    };
+    await pump();
+    for (let round = 0; round < ROUNDS; round++) {
+      for (let step = 0; step < STEPS; step++) {
+        if (random.chance(0.1)) attempt(schema());
+        else {
+          writer.exec("BEGIN IMMEDIATE");
+          for (let n = random.below(5); n >= 0; n--) attempt(statement());
+          attempt(random.chance(0.1) ? "ROLLBACK" : "COMMIT");
+          if (writer.inTransaction) attempt("ROLLBACK");
+        }
+      }
+      await pump();
+      if (!random.chance(0.3)) continue;
+      await bridge.stop();
+      await file.close();
+      tailer?.close();
+      tailer = undefined;
+      bridge = openBridge(file, random);
+    }
+    attempt("CREATE TABLE bare (id TEXT PRIMARY KEY, v)");
+    await pump();
+    for (const table of ["notes", "bare"]) {
+      const names = writer
+        .prepare(`PRAGMA table_info(${table})`)
+        .all()
+        .map((column) => (column as { name: string }).name)
+        .filter((name) => name !== "updated_at");
+      const columnsSql = names.map((name) => `typeof(${name}) || ' ' || quote(${name}) AS ${name}`);
+      const sql = `SELECT id AS k, ${columnsSql.join(", ")} FROM ${table} ORDER BY 1`;
+      expect(file.store.db.query(sql).all()).toEqual(writer.prepare(sql).all());
+    }
+    await bridge.stop();
   }, 60_000);
 });
