@@ -173,7 +173,17 @@ function bridged(context: BenchContext): Target {
   const log = createLogger({ level: "error", format: "text", clock, write: () => {} });
   const ownMesh = () => ({ dbIds: new Set<string>(), urls: new Set<string>() });
   const source = { kind: "file", path: "" } as const;
-  const bridge = new Bridge({ source, store, path, ownMesh, log, clock, timers, random });
+  const bridge = new Bridge({
+    source,
+    isNew: false,
+    store,
+    path,
+    ownMesh,
+    log,
+    clock,
+    timers,
+    random,
+  });
   return {
     watermark: () => bridge.watermark(),
     apply: (batch) => bridge.apply(batch),

@@ -41,14 +41,20 @@ export type BridgeSource =
   /** One that no program has open: it is read to its end. */
   | { readonly kind: "file"; readonly path: string };
 
+/** What a bridge is told of its source. */
+export interface BridgeAim {
+  readonly source: BridgeSource;
+  /** What the file has from another source is this one's from now on. */
+  readonly isNew: boolean;
+}
+
 /** What may tell that a source belongs to this node's mesh. */
 export interface OwnMesh {
   readonly dbIds: ReadonlySet<string>;
   readonly urls: ReadonlySet<string>;
 }
 
-export interface BridgeOptions {
-  readonly source: BridgeSource;
+export interface BridgeOptions extends BridgeAim {
   readonly store: Store;
   /** The node's file; large transactions are held beside it until they are whole. */
   readonly path: string;
@@ -138,6 +144,8 @@ export class Bridge implements FollowTarget {
   #watermark: Watermark | null;
   /** Undefined: to be made from what the file says. */
   #shape: SourceShape | undefined;
+  /** The file says which source it has rows from. */
+  #isNamed = false;
   /** The tables of `#shape` have been looked at. */
   #isAdmitted = false;
   #follower: Follower | undefined;
@@ -180,10 +188,9 @@ export class Bridge implements FollowTarget {
   }
 
   report(): FollowingReport {
-    const { source } = this.#options;
     const status = this.#follower?.status;
     return {
-      source: source.kind === "file" ? source.path : source.url,
+      source: this.#name,
       state: this.#state(status),
       log: this.#watermark?.log,
       commit: this.#watermark?.commit.toString(),
@@ -195,6 +202,11 @@ export class Bridge implements FollowTarget {
       remarks: this.#rows.remarks,
       refused: this.#rows.refused,
     };
+  }
+
+  get #name(): string {
+    const { source } = this.#options;
+    return source.kind === "file" ? source.path : source.url;
   }
 
   #state(status: FollowerStatus | undefined): string {
@@ -223,6 +235,7 @@ export class Bridge implements FollowTarget {
       try {
         await follower.run();
       } catch (error) {
+        if (this.#refusal !== undefined) return;
         // The node's own file: busy, full, damaged. Told once, tried again.
         this.#fail(error);
         this.#transactions += follower.status.transactions;
@@ -265,7 +278,8 @@ export class Bridge implements FollowTarget {
 
   async #readFile(path: string): Promise<void> {
     const { clock, log } = this.#options;
-    while (!this.#isStopping && !this.#isFileRead) {
+    await this.#lookAtTables();
+    while (!this.#isStopping && !this.#isFileRead && this.#refusal === undefined) {
       try {
         const { copied, transactions } = await followClosedFile(path, this, clock.nowMs());
         this.#transactions += transactions;
@@ -274,6 +288,7 @@ export class Bridge implements FollowTarget {
         this.#isFileRead = true;
         log.info("the source was read to its end", { source: path, transactions, copied });
       } catch (error) {
+        if (this.#refusal !== undefined) return;
         this.#fail(error);
         await this.#pause();
       }
@@ -302,12 +317,18 @@ export class Bridge implements FollowTarget {
   #refuseOwnMesh(url: string): void {
     this.#askedMs = this.#options.clock.monotonicMs();
     const why = whyOfMesh(url, this.#health, this.#options.ownMesh());
-    if (why !== undefined) this.#refuse(why);
+    if (why !== undefined) this.#refuseAsOwn(why);
+  }
+
+  #refuseAsOwn(why: string): never {
+    this.#refuse(
+      `the source belongs to this node's own mesh (${why}): following it goes round in circles and has ended`,
+    );
   }
 
   #refuse(why: string): never {
-    this.#refusal = `the source belongs to this node's own mesh (${why}): following it goes round in circles and has ended`;
-    this.#options.log.error(this.#refusal);
+    this.#refusal = why;
+    this.#options.log.error(why);
     this.#follower?.stop();
     throw new Error(this.#refusal);
   }
@@ -325,10 +346,12 @@ export class Bridge implements FollowTarget {
     if (source.kind === "node" && isTime) this.#refuseOwnMesh(source.url);
     const outcome = batch.kind === "copy" ? await this.#copy(batch) : await this.#take(batch);
     if (outcome === "applied") {
+      this.#isNamed = true;
       const { log, commit, mark } = batch;
       this.#watermark = { log, commit, mark };
     }
-    if (this.#rows.isCircle) this.#refuse("rows that got their versions here came back from it");
+    if (this.#rows.isCircle)
+      this.#refuseAsOwn("rows that got their versions here came back from it");
     return outcome;
   }
 
@@ -357,6 +380,8 @@ export class Bridge implements FollowTarget {
       while (this.#rows.sweepOut(SLICE_ROWS)) {
         // A transaction of the source is one here.
       }
+      // The same log under another address: it moved.
+      if (!this.#isNamed) this.#rows.setSource(this.#name);
       if (isOther) this.#rows.setSchema(JSON.stringify(shape.statements()));
       this.#rows.setPosition(positionOf(batch));
       return outcome;
@@ -370,12 +395,20 @@ export class Bridge implements FollowTarget {
 
   /** In slices, since the node serves others meanwhile; until the last the position is none. */
   async #copy(batch: Batch): Promise<ApplyOutcome> {
+    const before = this.#rows.state.source;
+    if (before !== null && before !== this.#name && !this.#options.isNew) {
+      this.#refuse(
+        `this file has rows from ${before}, and ${this.#name} has another log: a copy of it would delete them everywhere. ` +
+          "Start with another file, or with --new-source if it took that one's place",
+      );
+    }
     this.#watermark = null;
     const schema: CdcChange[] = [];
     for await (const change of this.#unhurried(batch.changes)) {
       if (change.kind === "schema") schema.push(change);
     }
     await this.#write((shape, nowMs) => {
+      this.#rows.setSource(this.#name);
       this.#rows.setPosition(null);
       this.#rows.sweep();
       this.#follow(shape, { ...batch, changes: schema }, unexpected, () => {});

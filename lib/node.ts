@@ -9,7 +9,7 @@ import { systemTimers } from "./base/clock.ts";
 import { HookSyncError, RequestError } from "./base/errors.ts";
 import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
-import { Bridge, type BridgeSource, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
+import { Bridge, type BridgeAim, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
 import { CdcError } from "./cdc/error.ts";
 import { CdcService } from "./cdc/service.ts";
 import { SqliteCommits } from "./cdc/sqlite-commits.ts";
@@ -44,7 +44,7 @@ export interface NodeOptions {
   readonly version: string;
   readonly timers?: Timers;
   /** What is followed and brought into the mesh. */
-  readonly source?: BridgeSource | undefined;
+  readonly bridge?: BridgeAim | undefined;
 }
 
 export interface RunningNode {
@@ -107,8 +107,8 @@ class Node implements RunningNode {
   async start(): Promise<void> {
     const { config } = this.#options;
     const path = resolvePath(config.dbPath);
-    const { source } = this.#options;
-    if (source !== undefined) await refuseOwnMesh(source, this.#ownMesh());
+    const { bridge } = this.#options;
+    if (bridge !== undefined) await refuseOwnMesh(bridge.source, this.#ownMesh());
     this.#lock = lockFile(path);
     try {
       if (existsSync(path) && statSync(path).size > 0) Store.inspect(path, config.tables);
@@ -154,7 +154,7 @@ class Node implements RunningNode {
       path,
       nodeId: config.id,
       asked: config.tables,
-      makesDefaultTable: this.#options.source === undefined,
+      makesDefaultTable: this.#options.bridge === undefined,
       schemaSql: config.schema?.sql,
       synchronous: config.synchronous,
       parkedBytesMax: config.parkedBytesMax,
@@ -271,10 +271,10 @@ class Node implements RunningNode {
   }
 
   #startBridge(path: string, store: Store): void {
-    const { source, log, clock, random } = this.#options;
-    if (source === undefined) return;
+    const { bridge, log, clock, random } = this.#options;
+    if (bridge === undefined) return;
     this.#bridge = new Bridge({
-      source,
+      ...bridge,
       store,
       path,
       ownMesh: () => this.#ownMesh(),

@@ -127,6 +127,7 @@ function openBridge(file: StoreFile, random: Seeded): Bridge {
   const { clock } = file;
   return new Bridge({
     source: { kind: "file", path: "unused" },
+    isNew: false,
     store: file.open({ makesDefaultTable: false }),
     path: file.path,
     ownMesh: () => ({ dbIds: new Set(), urls: new Set() }),

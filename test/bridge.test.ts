@@ -24,6 +24,7 @@ function open(): Bridge {
   const store = file.open({ makesDefaultTable: false });
   return new Bridge({
     source: { kind: "file", path: "unused" },
+    isNew: false,
     store,
     path: file.path,
     ownMesh: () => ({ dbIds: new Set(), urls: new Set() }),

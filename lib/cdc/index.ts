@@ -20,6 +20,7 @@ export { CdcError, type CdcErrorCode } from "./error.ts";
 export { Follower, type FollowerOptions, type FollowerStatus } from "./follower.ts";
 export {
   CHANGE_BYTES_MAX,
+  type EncodeOptions,
   encodeBeat,
   encodeFrames,
   encodeStop,

@@ -45,6 +45,13 @@ const SOURCE_TOKEN_FLAG: NodeFlag = {
   value: "TEXT",
   help: "with --into-mesh: the source's --admin-token; --admin-token is the node's own then",
 };
+const NEW_SOURCE_FLAG: NodeFlag = {
+  name: "new-source",
+  value: undefined,
+  help: "with --into-mesh: SOURCE took the place of the one this file has rows from",
+};
+/** Beside those of a node. */
+const BRIDGE_FLAGS = [NAME_FLAG, INTO_MESH_FLAG, SOURCE_TOKEN_FLAG, NEW_SOURCE_FLAG];
 const FLAGS = [
   { ...DB_FLAG, help: "the copy" },
   NAME_FLAG,
@@ -52,6 +59,7 @@ const FLAGS = [
   TOKEN_FLAG,
   INTO_MESH_FLAG,
   SOURCE_TOKEN_FLAG,
+  NEW_SOURCE_FLAG,
 ];
 
 /** A file at rest is named by where it is. */
@@ -135,11 +143,7 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
 
 /** The node's own flags go on to it; what is wrong with them it says itself. */
 async function bridge(argv: readonly string[], runtime: Runtime): Promise<number> {
-  const {
-    values,
-    words,
-    mistakes: wrong,
-  } = readFlags(argv, [...SETTINGS, NAME_FLAG, INTO_MESH_FLAG, SOURCE_TOKEN_FLAG]);
+  const { values, words, mistakes: wrong } = readFlags(argv, [...SETTINGS, ...BRIDGE_FLAGS]);
   const mistakes = [...wrong];
   const [given = "", ...more] = words;
   const path = FILE_SOURCE.exec(given)?.[1];
@@ -162,7 +166,10 @@ async function bridge(argv: readonly string[], runtime: Runtime): Promise<number
     const name = named ?? options.config.id;
     const source: BridgeSource =
       path === undefined ? { kind: "node", url, name, token } : { kind: "file", path };
-    return (await import("../node.ts")).startNode({ ...options, source });
+    return (await import("../node.ts")).startNode({
+      ...options,
+      bridge: { source, isNew: values.get("new-source")?.[0] === "true" },
+    });
   });
 }
 

@@ -89,6 +89,7 @@ const CREATE_SQL = `
 /** Settings of ours. */
 const STATE = "source:state";
 const SCHEMA = "source:schema";
+const SOURCE = "source:name";
 const RUN = "source:run";
 const INDEXES = "source:indexes";
 
@@ -148,19 +149,23 @@ export class SourceRows {
     this.#run = Number(setting(this.#db, RUN) ?? 0);
   }
 
-  /** What its user keeps: how far it is, and the schema of the source. */
-  get state(): { readonly position: string | null; readonly schema: string | null } {
+  /** What its user keeps: which source it is, how far it is, and its schema. */
+  get state(): Readonly<Record<"source" | "position" | "schema", string | null>> {
     const text = (key: string) => {
       const value = setting(this.#db, key);
       return typeof value === "string" ? value : null;
     };
-    return { position: text(STATE), schema: text(SCHEMA) };
+    return { source: text(SOURCE), position: text(STATE), schema: text(SCHEMA) };
   }
 
   /** Kept with the rows, in the same transaction; null: the position is none. */
   setPosition(position: string | null): void {
     if (position === null) dropSetting(this.#db, STATE);
     else setSetting(this.#db, STATE, position);
+  }
+
+  setSource(source: string): void {
+    setSetting(this.#db, SOURCE, source);
   }
 
   setSchema(schema: string): void {

@@ -97,6 +97,7 @@ interface Health {
     readonly state: string;
     readonly commit: string | null;
     readonly transactions: number;
+    readonly lag_transactions: number | null;
     readonly copies: number;
     readonly remarks: readonly string[];
   };
@@ -186,6 +187,7 @@ describe("a node that follows another into its mesh", () => {
       ]);
       write("far", "UPDATE notes SET body = 'edited', updated_at = 0 WHERE id = 'a'");
       await untilRows("bridge", "SELECT body FROM notes WHERE id = 'a'", [["edited"]]);
+      await until(async () => (await health(running)).following.lag_transactions === 0);
       // The source does not hear of it, and what it writes afterwards wins.
       expect(rows("source", "SELECT body FROM notes")).toEqual([["source"]]);
       write("source", "UPDATE notes SET n = 2 WHERE id = 'a'");
@@ -336,7 +338,30 @@ describe("a node that follows another into its mesh", () => {
       await untilRows("far", ALL, [["a", 2, 3]]);
       await until(async () => (await health(second)).following.state === "done");
       const { following } = await health(second);
-      expect(following).toMatchObject({ copies: 0, transactions: 3 });
+      expect(following).toMatchObject({ copies: 0, transactions: 3, lag_transactions: 0 });
+    },
+    MS_MAX,
+  );
+
+  test(
+    "another source does not delete what the first one sent, unless it took its place",
+    async () => {
+      const first = await node("first", "--cdc");
+      write("first", `${NOTES}; INSERT INTO notes VALUES ('a', 'x', 1, 1), ('b', 'x', 1, 1)`);
+      const own = await bridge(first.url);
+      await untilRows("bridge", ALL, rows("first", ALL));
+      own.process.kill("SIGTERM");
+      await own.process.exited;
+      const second = await node("second", "--cdc");
+      write("second", `${NOTES}; INSERT INTO notes VALUES ('a', 'y', 2, 2)`);
+      const wrong = await bridge(second.url);
+      await until(async () => (await health(wrong)).following.state === "refused");
+      expect((await health(wrong)).reasons).toEqual([expect.stringContaining("--new-source")]);
+      expect(rows("bridge", ALL)).toEqual(rows("first", ALL));
+      wrong.process.kill("SIGTERM");
+      expect((await wrong.process.ended()).code).toBe(0);
+      await bridge(second.url, "--new-source");
+      await untilRows("bridge", ALL, [["a", "y", 2]]);
     },
     MS_MAX,
   );
