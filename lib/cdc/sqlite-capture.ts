@@ -26,9 +26,9 @@ import {
   CANARY_ROWID,
   CREATE_LOG_SQL,
   captureTriggers,
+  keyedPartSql,
   LOG_STATEMENT_SQL,
   type LoggedTable,
-  logAllRowsSql,
   logTouchedRowsSql,
   partSql,
   triggerNames,
@@ -189,6 +189,7 @@ export class SqliteCapture {
     const known = this.#db.query<Known, []>("SELECT * FROM _cdc_object").all();
     const fates = this.#fatesOf(current, known);
     this.#db.run("DELETE FROM _cdc_rebuild");
+    this.#db.run("DROP TABLE IF EXISTS temp._cdc_part");
     this.#logDrops(known, current, fates);
     for (const [name, table] of current.tables) this.#logTable(table, fates.get(name)!, current);
     this.#logCreates(known, current, fates);
@@ -200,26 +201,64 @@ export class SqliteCapture {
   #fillSome(rowsMax: number): boolean {
     let left = rowsMax;
     for (const name of this.#unfilled()) {
-      if (left <= 0) return false;
       const table = this.#readTable(name);
-      if (table.rowid === undefined) left -= this.#db.query(logAllRowsSql(table)).run().changes;
-      else {
-        const { end, log } = partSql(table);
-        const part = this.#db
-          .query<{ through: string | null; n: number }, [number]>(end)
-          .get(left)!;
-        if (part.n > 0) this.#db.query(log).run(part.through);
-        left -= part.n;
-        if (left <= 0) {
-          this.#db
-            .query("UPDATE _cdc_rebuild SET rows_from = CAST(? AS INTEGER) + 1 WHERE name = ?")
-            .run(part.through, name);
-          return false;
-        }
-      }
+      const logged =
+        left <= 0
+          ? undefined
+          : table.rowid === undefined
+            ? this.#fillKeyed(table, left)
+            : this.#fill(table, left);
+      if (logged === undefined) return false;
+      left -= logged;
       this.#db.query("DELETE FROM _cdc_rebuild WHERE name = ?").run(name);
     }
     return true;
+  }
+
+  /** So many rows, or how many were left; undefined where there may be more. */
+  #fill(table: LoggedTable, rowsMax: number): number | undefined {
+    const { end, log } = partSql(table);
+    const { through, n } = this.#db
+      .query<{ through: string | null; n: number }, [number]>(end)
+      .get(rowsMax)!;
+    if (n > 0) this.#db.query(log).run(through);
+    if (n < rowsMax) return n;
+    this.#db
+      .query("UPDATE _cdc_rebuild SET rows_from = CAST(? AS INTEGER) + 1 WHERE name = ?")
+      .run(through, table.name);
+    return undefined;
+  }
+
+  /**
+   * The same for a table WITHOUT ROWID. Where a part ended is kept in a TEMP table: a key of any values
+   * does not leave SQL. A process that comes after this one begins the table again, which does no harm.
+   */
+  #fillKeyed(table: LoggedTable, rowsMax: number): number | undefined {
+    const hasBegun = this.#hasPart(table.name);
+    const { next, log, rest } = keyedPartSql(table, hasBegun);
+    this.#db.run("DROP TABLE IF EXISTS temp._cdc_next");
+    this.#db.query(next).run(rowsMax - 1);
+    const isMore = this.#db.query("SELECT 1 FROM temp._cdc_next").get() !== null;
+    const { changes } = this.#db.query(isMore ? log : rest).run();
+    this.#db.run("DROP TABLE IF EXISTS temp._cdc_part");
+    if (isMore) {
+      // No ALTER … RENAME: it fails where any view of the application is broken.
+      this.#db.run("CREATE TEMP TABLE _cdc_part AS SELECT * FROM temp._cdc_next");
+      this.#db.query("UPDATE _cdc_rebuild SET rows_from = 'key' WHERE name = ?").run(table.name);
+    }
+    this.#db.run("DROP TABLE temp._cdc_next");
+    return isMore ? undefined : changes;
+  }
+
+  /** Whether a part of it was logged, by this connection since the table was last planned. */
+  #hasPart(table: string): boolean {
+    const found = this.#db
+      .query(
+        `SELECT 1 FROM sqlite_temp_schema, _cdc_rebuild AS r
+         WHERE sqlite_temp_schema.name = '_cdc_part' AND r.name = ? AND r.rows_from = 'key'`,
+      )
+      .get(table);
+    return found !== null;
   }
 
   #unfilled(): readonly string[] {

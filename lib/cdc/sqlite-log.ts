@@ -123,11 +123,6 @@ function logRowsSql(table: LoggedTable, where: string): string {
   WHERE ${where}`;
 }
 
-/** Logs every row of a table. */
-export function logAllRowsSql(table: LoggedTable): string {
-  return logRowsSql(table, "1");
-}
-
 /** Logs the rows that were logged behind `since`; the table must have rowids. */
 export function logTouchedRowsSql(table: LoggedTable, since: number): string {
   const touched = `SELECT id FROM _cdc WHERE change_id > ${since} AND table_name = ${quoteText(table.name)}`;
@@ -149,6 +144,29 @@ export function partSql(table: LoggedTable): { readonly end: string; readonly lo
     ORDER BY ${row}
     LIMIT ?)`,
     log: logRowsSql(table, `${row} >= ${from} AND ${row} <= CAST(? AS INTEGER)`),
+  };
+}
+
+/**
+ * The same for a table WITHOUT ROWID: where a part ends, the part, and what is left when it has no
+ * end. `_cdc_part` has the key of the last row that was logged.
+ */
+export function keyedPartSql(
+  table: LoggedTable,
+  hasBegun: boolean,
+): { readonly next: string; readonly log: string; readonly rest: string } {
+  const key = table.key.map((column) => `t.${quoteName(column)}`).join(", ");
+  const from = hasBegun ? `(${key}) > (SELECT * FROM temp._cdc_part)` : "1";
+  return {
+    next: `
+  CREATE TEMP TABLE _cdc_next AS
+  SELECT ${key}
+  FROM ${quoteName(table.name)} AS t
+  WHERE ${from}
+  ORDER BY ${key}
+  LIMIT 1 OFFSET ?`,
+    log: logRowsSql(table, `${from} AND (${key}) <= (SELECT * FROM temp._cdc_next)`),
+    rest: logRowsSql(table, from),
   };
 }
 
