@@ -1,8 +1,8 @@
 /**
  * A plain SQLite file against a follower that is killed again and again: two programs that know
- * nothing of the log and one that ends its transactions there write the file, with triggers, foreign keys and every kind of ALTER. A reader of
- * the follower's file never sees two tables apart that are always changed together, and in the end
- * everything is equal. `SEEDS=500` searches longer
+ * nothing of the log and one that ends its transactions there write the file, with triggers, foreign
+ * keys and every kind of ALTER. A reader of the follower's file never sees two tables apart that are
+ * always changed together, and in the end everything is equal. `SEEDS=500` searches longer
  * (`FROM=400` goes on there), `SEED=7` replays one.
  */
 import { Database } from "bun:sqlite";
