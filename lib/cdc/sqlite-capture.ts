@@ -189,7 +189,6 @@ export class SqliteCapture {
     const known = this.#db.query<Known, []>("SELECT * FROM _cdc_object").all();
     const fates = this.#fatesOf(current, known);
     this.#db.run("DELETE FROM _cdc_rebuild");
-    this.#db.run("DROP TABLE IF EXISTS temp._cdc_part");
     this.#logDrops(known, current, fates);
     for (const [name, table] of current.tables) this.#logTable(table, fates.get(name)!, current);
     this.#logCreates(known, current, fates);
@@ -234,31 +233,20 @@ export class SqliteCapture {
    * does not leave SQL. A process that comes after this one begins the table again, which does no harm.
    */
   #fillKeyed(table: LoggedTable, rowsMax: number): number | undefined {
-    const hasBegun = this.#hasPart(table.name);
-    const { next, log, rest } = keyedPartSql(table, hasBegun);
+    // What is left of another plan, on this connection, is not taken for a part of this one.
+    const part = `_cdc_part_${this.#state().planned}`;
+    const hasBegun =
+      this.#db.query("SELECT 1 FROM sqlite_temp_schema WHERE name = ?").get(part) !== null;
+    const { next, log, rest } = keyedPartSql(table, hasBegun ? part : undefined);
     this.#db.run("DROP TABLE IF EXISTS temp._cdc_next");
     this.#db.query(next).run(rowsMax - 1);
     const isMore = this.#db.query("SELECT 1 FROM temp._cdc_next").get() !== null;
     const { changes } = this.#db.query(isMore ? log : rest).run();
-    this.#db.run("DROP TABLE IF EXISTS temp._cdc_part");
-    if (isMore) {
-      // No ALTER … RENAME: it fails where any view of the application is broken.
-      this.#db.run("CREATE TEMP TABLE _cdc_part AS SELECT * FROM temp._cdc_next");
-      this.#db.query("UPDATE _cdc_rebuild SET rows_from = 'key' WHERE name = ?").run(table.name);
-    }
+    if (hasBegun) this.#db.run(`DROP TABLE temp.${part}`);
+    // No ALTER … RENAME: it fails where any view of the application is broken.
+    if (isMore) this.#db.run(`CREATE TEMP TABLE ${part} AS SELECT * FROM temp._cdc_next`);
     this.#db.run("DROP TABLE temp._cdc_next");
     return isMore ? undefined : changes;
-  }
-
-  /** Whether a part of it was logged, by this connection since the table was last planned. */
-  #hasPart(table: string): boolean {
-    const found = this.#db
-      .query(
-        `SELECT 1 FROM sqlite_temp_schema, _cdc_rebuild AS r
-         WHERE sqlite_temp_schema.name = '_cdc_part' AND r.name = ? AND r.rows_from = 'key'`,
-      )
-      .get(table);
-    return found !== null;
   }
 
   #unfilled(): readonly string[] {

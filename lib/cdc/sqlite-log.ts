@@ -149,14 +149,14 @@ export function partSql(table: LoggedTable): { readonly end: string; readonly lo
 
 /**
  * The same for a table WITHOUT ROWID: where a part ends, the part, and what is left when it has no
- * end. `_cdc_part` has the key of the last row that was logged.
+ * end. The table `after` has the key of the last row that was logged.
  */
 export function keyedPartSql(
   table: LoggedTable,
-  hasBegun: boolean,
+  after: string | undefined,
 ): { readonly next: string; readonly log: string; readonly rest: string } {
   const key = table.key.map((column) => `t.${quoteName(column)}`).join(", ");
-  const from = hasBegun ? `(${key}) > (SELECT * FROM temp._cdc_part)` : "1";
+  const from = after === undefined ? "1" : `(${key}) > (SELECT * FROM temp.${after})`;
   return {
     next: `
   CREATE TEMP TABLE _cdc_next AS
