@@ -28,6 +28,8 @@ import {
   BATCH_CHANGES_MAX,
   BATCH_MS,
   BODY_BYTES_MAX,
+  CDC_BYTES_MAX,
+  CDC_KEEP_MS,
   HEALTH_MS,
   IDLE_TIMEOUT_MS,
   LOG_BYTES_MAX,
@@ -89,6 +91,11 @@ export interface Config {
   readonly verifyMs: number;
   /** A node of the mesh to join at start, with everyone it knows. Default: none. */
   readonly join: string | undefined;
+  /** Whether followers may follow this node's file, for which a log of all tables is kept. Default false. */
+  readonly cdc: boolean;
+  /** Milliseconds and bytes of that log at most; a follower beyond it takes a new copy. */
+  readonly cdcKeepMs: number;
+  readonly cdcBytesMax: number;
 }
 
 /** Where to listen. */
@@ -251,6 +258,24 @@ export const SETTINGS = [
     help: `how often neighbours are compared and repaired; 0: never (${VERIFY_MS / HOUR_MS})`,
   },
   {
+    name: "cdc",
+    value: undefined,
+    kind: "switch",
+    help: "keep a log of all tables that followers can follow (hook-sync follow)",
+  },
+  {
+    name: "cdc-keep",
+    value: "HOURS",
+    kind: "number",
+    help: `hours of that log kept for followers at most (${CDC_KEEP_MS / HOUR_MS})`,
+  },
+  {
+    name: "cdc-max",
+    value: "SIZE",
+    kind: "number",
+    help: `bytes of that log kept at most (${CDC_BYTES_MAX / 1024 / MIB}GiB)`,
+  },
+  {
     name: "use-proxy",
     value: undefined,
     kind: "switch",
@@ -380,6 +405,9 @@ export function loadConfig(input: ConfigInput): ConfigResult {
     healthMs: take("health-ms", readCount("milliseconds", HEALTH_MS_MIN, DAY_MS)) ?? HEALTH_MS,
     verifyMs: hours(take("verify-every", readCount("hours", 0, VERIFY_HOURS_MAX))) ?? VERIFY_MS,
     join,
+    cdc: take("cdc", readSwitch) ?? false,
+    cdcKeepMs: hours(take("cdc-keep", readCount("hours", 1, VERIFY_HOURS_MAX))) ?? CDC_KEEP_MS,
+    cdcBytesMax: take("cdc-max", readSize(MIB, Number.MAX_SAFE_INTEGER)) ?? CDC_BYTES_MAX,
   } satisfies Omit<Config, "id" | "dbPath">;
 
   if (mistakes.length > 0 || id === undefined || dbPath === undefined) return { mistakes };

@@ -6,11 +6,17 @@
 import { existsSync, statSync } from "node:fs";
 import type { Cancel, Clock, Timers } from "./base/clock.ts";
 import { systemTimers } from "./base/clock.ts";
-import { HookSyncError } from "./base/errors.ts";
+import { HookSyncError, RequestError } from "./base/errors.ts";
 import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
+import { Bridge, type BridgeAim, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
+import { CdcError } from "./cdc/error.ts";
+import { CdcService } from "./cdc/service.ts";
+import { SqliteCommits } from "./cdc/sqlite-commits.ts";
+import { parseWatermark } from "./cdc/stream.ts";
 import type { Config } from "./config.ts";
 import { answerStarting, createApp } from "./http/app.ts";
+import type { CdcSource } from "./http/cdc-routes.ts";
 import type { HealthReport } from "./http/health-routes.ts";
 import { Mesh } from "./mesh.ts";
 import { IDLE_TIMEOUT_MS } from "./protocol/limits.ts";
@@ -37,6 +43,8 @@ export interface NodeOptions {
   readonly random: Random;
   readonly version: string;
   readonly timers?: Timers;
+  /** What is followed and brought into the mesh. */
+  readonly bridge?: BridgeAim | undefined;
 }
 
 export interface RunningNode {
@@ -50,6 +58,8 @@ export interface RunningNode {
 
 /** DESIGN.md, "Stop": a peer that is down must not hold up a restart. */
 const DRAIN_MS_MAX = 2_000;
+/** It stands in /health and in the file. */
+const FOLLOWER_NAME_LENGTH_MAX = 128;
 /** How often a stopping node looks whether its last requests are answered. */
 const STOP_LOOK_MS = 5;
 
@@ -72,6 +82,8 @@ class Node implements RunningNode {
   #mesh: Mesh | undefined;
   #digestHandle: DigestHandle | undefined;
   #verifier: Verifier | undefined;
+  #cdc: CdcService | undefined;
+  #bridge: Bridge | undefined;
   #tick: Cancel | undefined;
   #isStopping = false;
   #tables: { survey: unknown; list: readonly SyncedTable[] } = { survey: undefined, list: [] };
@@ -95,6 +107,8 @@ class Node implements RunningNode {
   async start(): Promise<void> {
     const { config } = this.#options;
     const path = resolvePath(config.dbPath);
+    const { bridge } = this.#options;
+    if (bridge !== undefined) await refuseOwnMesh(bridge.source, this.#ownMesh());
     this.#lock = lockFile(path);
     try {
       if (existsSync(path) && statSync(path).size > 0) Store.inspect(path, config.tables);
@@ -140,6 +154,7 @@ class Node implements RunningNode {
       path,
       nodeId: config.id,
       asked: config.tables,
+      makesDefaultTable: this.#options.bridge === undefined,
       schemaSql: config.schema?.sql,
       synchronous: config.synchronous,
       parkedBytesMax: config.parkedBytesMax,
@@ -160,6 +175,7 @@ class Node implements RunningNode {
       this.#warnings.set("hard link", text);
       log.warn(text);
     }
+    this.#cdc = this.#openCdc(path, store);
     this.#counter = new ItemCounter(store.db, clock);
     const run = random.hex(8);
     const mesh = new Mesh({
@@ -221,16 +237,85 @@ class Node implements RunningNode {
         },
         keepOpen: (request) => this.#server?.timeout(request, 0),
       },
+      ...(this.#cdc === undefined ? {} : { cdc: this.#cdcSource(this.#cdc) }),
       reportError: (error, request) => this.#reportError(error, request),
     });
     this.#server!.reload({ fetch: (request) => app.fetch(request) });
     const added = mesh.start();
+    this.#startBridge(path, store);
     this.summary = this.#describe(path, store, added);
     if (config.join !== undefined) {
       mesh
         .join(config.join)
         .catch((error) => this.#reportError(error, { method: "", path: "join" }));
     }
+  }
+
+  /** Opens the log for followers, or ends one that an earlier start had begun. */
+  #openCdc(path: string, store: Store): CdcService | undefined {
+    const { config, clock, random } = this.#options;
+    if (!config.cdc) {
+      store.endCdc();
+      return undefined;
+    }
+    try {
+      const { cdcKeepMs: keepMs, cdcBytesMax: keepBytes } = config;
+      const timers = this.#timers;
+      const service = CdcService.open({ path, keepMs, keepBytes, clock, timers, random });
+      store.beganCdc(new SqliteCommits(store.db));
+      return service;
+    } catch (error) {
+      if (!(error instanceof CdcError)) throw error;
+      const hint = "Start without --cdc, or change what is named.";
+      throw new HookSyncError("store-failed", error.message, hint, error);
+    }
+  }
+
+  #startBridge(path: string, store: Store): void {
+    const { bridge, log, clock, random } = this.#options;
+    if (bridge === undefined) return;
+    this.#bridge = new Bridge({
+      ...bridge,
+      store,
+      path,
+      ownMesh: () => this.#ownMesh(),
+      log,
+      clock,
+      timers: this.#timers,
+      random,
+    });
+    this.#bridge.start();
+  }
+
+  /** By what a source is known to be one of us. */
+  #ownMesh(): OwnMesh {
+    const { config } = this.#options;
+    const known = this.#store?.peers.rows() ?? [];
+    const dbIds = [this.#store?.dbId, ...known.map(({ dbId }) => dbId)];
+    const urls = [...config.peers, ...known.map(({ url }) => url), config.nodeUrl, this.url];
+    return {
+      dbIds: new Set(dbIds.filter((id) => typeof id === "string")),
+      urls: new Set(urls.filter((url) => typeof url === "string" && url !== "")) as Set<string>,
+    };
+  }
+
+  #cdcSource(service: CdcService): CdcSource {
+    return {
+      stream: (parameters, once) => {
+        try {
+          const after = once ? null : parseWatermark(parameters);
+          const name = parameters.get("name");
+          if (name !== null && (name === "" || name.length > FOLLOWER_NAME_LENGTH_MAX)) {
+            const right = `expected 1 to ${FOLLOWER_NAME_LENGTH_MAX} characters`;
+            throw new RequestError(400, `name: ${right}`);
+          }
+          return service.stream(after, once ? null : name, once);
+        } catch (error) {
+          if (!(error instanceof CdcError)) throw error;
+          throw new RequestError(400, error.message);
+        }
+      },
+    };
   }
 
   #describe(path: string, store: Store, added: readonly string[]): string[] {
@@ -260,6 +345,8 @@ class Node implements RunningNode {
         ? "no peers"
         : `peers ${urls.map((url) => (added.includes(url) ? `${url} (new)` : url)).join(", ")}`,
     );
+    const following = this.#bridge?.report().source;
+    if (following !== undefined) lines.push(`following ${following} into the mesh`);
     return lines;
   }
 
@@ -329,6 +416,7 @@ class Node implements RunningNode {
     if (this.#isStopping) return;
     try {
       await this.#store!.runDue();
+      this.#cdc?.look();
       this.#reasons.delete("file");
       this.#tellRefusal();
       this.#backgroundError = "";
@@ -372,9 +460,11 @@ class Node implements RunningNode {
     const { config, version, clock } = this.#options;
     const store = this.#store!;
     const letters = store.deadLetters.counts();
+    const refusal = this.#bridge?.refusal;
+    const reasons = [...this.#reasons.values(), ...(refusal === undefined ? [] : [refusal])];
     return {
-      ok: this.#reasons.size === 0,
-      reasons: [...this.#reasons.values()],
+      ok: reasons.length === 0,
+      reasons,
       warnings: [...this.#warnings.values(), ...this.#mesh!.warnings()],
       nodeId: config.id,
       version,
@@ -390,6 +480,8 @@ class Node implements RunningNode {
         synced: [...store.survey.synced.values()].map((table) => table.name),
         notSynced: store.survey.notSynced,
       },
+      ...(this.#cdc === undefined ? {} : { followers: this.#cdc.followers() }),
+      ...(this.#bridge === undefined ? {} : { following: this.#bridge.report() }),
       sqliteVersion: store.sqliteVersion,
       uptimeS: Math.floor((clock.monotonicMs() - this.#startedMs) / 1_000),
     };
@@ -414,6 +506,7 @@ class Node implements RunningNode {
   async stop(): Promise<void> {
     if (this.#isStopping) return;
     const store = this.#store!;
+    this.#cdc?.end();
     // No new connections; what is being answered is finished. Kept connections may stay open for ever.
     void this.#server!.stop(false);
     const untilMs = this.#options.clock.monotonicMs() + DRAIN_MS_MAX;
@@ -421,6 +514,7 @@ class Node implements RunningNode {
       await this.#waited(STOP_LOOK_MS);
     }
     await this.#server!.stop(true);
+    await this.#bridge?.stop();
     store.queue.hurry();
     await store.runDue().catch(() => undefined);
     this.#isStopping = true;
@@ -434,6 +528,7 @@ class Node implements RunningNode {
         { pending },
       );
     this.#reports.flush(true);
+    this.#cdc?.close();
     await store.close();
     this.#lock!.release();
   }

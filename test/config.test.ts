@@ -69,6 +69,9 @@ test("name and file are enough; everything else has its default", () => {
     healthMs: 60_000,
     verifyMs: 24 * 3_600_000,
     join: undefined,
+    cdc: false,
+    cdcKeepMs: 24 * 3_600_000,
+    cdcBytesMax: 1024 * 1024 * 1024,
   });
 });
 
@@ -94,6 +97,9 @@ const EVERY_FLAG: readonly [setting: string, text: string, expected: Partial<Con
   ["admin-token", "0123456789abcdef", { adminToken: "0123456789abcdef" }],
   ["health-ms", "500", { healthMs: 500 }],
   ["verify-every", "0", { verifyMs: 0 }],
+  ["cdc", "true", { cdc: true }],
+  ["cdc-keep", "2", { cdcKeepMs: 2 * 3_600_000 }],
+  ["cdc-max", "2MiB", { cdcBytesMax: 2 * 1024 * 1024 }],
   ["use-proxy", "true", { useProxy: true }],
   ["log", "json", { logFormat: "json" }],
   ["log-level", "debug", { logLevel: "debug" }],

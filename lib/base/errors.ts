@@ -14,6 +14,7 @@ export type ErrorCode =
   | "file-moved"
   | "file-foreign-tables"
   | "tables-not-chosen"
+  | "source-of-mesh"
   | "port-in-use"
   | "port-refused"
   | "busy"

@@ -8,6 +8,7 @@ import { backfill } from "./backfill.ts";
 import { check } from "./check.ts";
 import { type Command, EXIT_OK, EXIT_USAGE, type Runtime } from "./command.ts";
 import { detach } from "./detach.ts";
+import { follow } from "./follow.ts";
 import { peer } from "./peer.ts";
 import { serve } from "./serve.ts";
 import { snapshot } from "./snapshot.ts";
@@ -22,6 +23,7 @@ export const COMMANDS: readonly Command[] = [
   peer,
   backfill,
   snapshot,
+  follow,
   check,
   alter,
   detach,

@@ -63,6 +63,25 @@ export interface Health {
     readonly repaired: number;
     readonly not_compared?: readonly string[];
   } | null;
+  readonly followers?: readonly {
+    readonly name: string;
+    readonly behind: number;
+    readonly seen: number;
+    readonly connected?: boolean;
+  }[];
+  readonly following?: {
+    readonly source: string;
+    readonly state: string;
+    readonly lag_transactions: number | null;
+    readonly lag_ms: number | null;
+    readonly last_error: string | null;
+    readonly remarks: readonly string[];
+    readonly refused: readonly {
+      readonly table: string;
+      readonly rows: number;
+      readonly reason: string;
+    }[];
+  };
   readonly reasons?: readonly string[];
   readonly warnings?: readonly string[];
 }
@@ -95,9 +114,39 @@ export function statusText(node: string, health: Health): string {
     `log      ${changes(health.pending_changes)} kept for peers`,
     ...letterLines(health),
     ...verifiedLines(health),
+    ...followingLines(health),
     health.peers.length === 0 ? "no peers" : "peers",
   ];
-  return `${lines.join("\n")}\n${columnsText(health.peers.map(peerCells))}`;
+  const peers = columnsText(health.peers.map(peerCells));
+  return `${lines.join("\n")}\n${peers}${followersText(health)}`;
+}
+
+function followingLines({ following }: Health): string[] {
+  if (following === undefined) return [];
+  const { source, state, lag_transactions: count, lag_ms: lagMs, last_error: error } = following;
+  const lag =
+    count === 0
+      ? "has everything"
+      : `${count === null ? "an unknown number of" : shown(count)} transactions behind`;
+  const since = lagMs === null || count === 0 ? "" : `, as it was ${span(lagMs / 1000)} ago`;
+  return [
+    `follows  ${source}: ${state}, ${lag}${since}`,
+    ...(error === null ? [] : [`         ${error}`]),
+    ...following.remarks.map((remark) => `         ${remark}`),
+    ...following.refused.map(
+      ({ table, rows, reason }) => `         ${shown(rows)} rows of ${table} not let in: ${reason}`,
+    ),
+  ];
+}
+
+function followersText({ followers = [] }: Health): string {
+  if (followers.length === 0) return "";
+  const cells = followers.map(({ name, behind, seen, connected }) => [
+    `  ${name}`,
+    behind === 0 ? "has everything" : `${changes(behind)} behind`,
+    connected ? "connected" : `away; it asked last at ${new Date(seen).toISOString()}`,
+  ]);
+  return `followers\n${columnsText(cells)}`;
 }
 
 function letterLines({ dead_letter, parked = 0 }: Health): string[] {

@@ -5,6 +5,7 @@
  */
 import { Hono } from "hono";
 import type { SyncedTable } from "../store/schema.ts";
+import { type CdcSource, cdcRoutes } from "./cdc-routes.ts";
 import { type DigestSource, digestRoutes } from "./digest-routes.ts";
 import { answerError, errorAnswer, JSON_TYPE, unavailable } from "./errors.ts";
 import { type HealthSource, healthRoutes } from "./health-routes.ts";
@@ -27,6 +28,8 @@ export interface AppOptions
   readonly membership: Membership;
   readonly digests: DigestSource;
   readonly copies: CopySource;
+  /** Absent where the node keeps no log for followers. */
+  readonly cdc?: CdcSource;
   readonly nodeId: string;
   /** A request failed through no fault of the client: for the log. */
   reportError(error: unknown, request: { readonly method: string; readonly path: string }): void;
@@ -41,6 +44,8 @@ export function createApp(options: AppOptions): Hono {
   app.route("/", peerRoutes(options.membership));
   app.route("/", digestRoutes({ ...options, tables, allTables: () => options.tables() }));
   app.route("/", snapshotRoutes(options.copies, options.membership));
+  const cdc = options.cdc ?? { stream: () => undefined };
+  app.route("/", cdcRoutes(cdc, options.copies, options.membership));
   app.route("/", rowRoutes({ repository, queue, tables, bodyBytesMax }));
   app.get("/", () => {
     const links = { name: "hook-sync", version, openapi: "/openapi.json", health: "/health" };

@@ -31,6 +31,39 @@ export interface VerifiedReport {
   readonly notCompared: readonly string[];
 }
 
+/** A follower that gave its name. */
+export interface FollowerReport {
+  readonly name: string;
+  /** Rows of the log that it had not asked for the end of, nor was sent. */
+  readonly behind: number;
+  readonly isConnected: boolean;
+  /** Wall clock, ms. */
+  readonly seenMs: number;
+}
+
+/** How a node stands to the source that it follows into its mesh. */
+export interface FollowingReport {
+  readonly source: string;
+  readonly state: string;
+  /** The log and the position in it; undefined before the first copy. */
+  readonly log: string | undefined;
+  readonly commit: string | undefined;
+  /** Applied since the node started. */
+  readonly transactions: number;
+  readonly copies: number;
+  /** What the source has that is not here, and how old what is here is; see lib/cdc/follower.ts. */
+  readonly lagTransactions: number | undefined;
+  readonly lagMs: number | undefined;
+  readonly lastError: string | undefined;
+  /** Tables that are not taken in, and what else a person should know. */
+  readonly remarks: readonly string[];
+  readonly refused: readonly {
+    readonly table: string;
+    readonly rows: number;
+    readonly reason: string;
+  }[];
+}
+
 export interface HealthReport {
   /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
   readonly ok: boolean;
@@ -59,6 +92,10 @@ export interface HealthReport {
     readonly synced: readonly string[];
     readonly notSynced: readonly Unqualified[];
   };
+  /** Named followers of the node's change log; absent where it keeps none. */
+  readonly followers?: readonly FollowerReport[];
+  /** Absent where it follows nothing. */
+  readonly following?: FollowingReport;
   readonly sqliteVersion: string;
   readonly uptimeS: number;
 }
@@ -100,11 +137,35 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     peers: report.peers.map((peer) => peerJson(peer, report.fills)),
     tables: { synced: report.tables.synced, not_synced: report.tables.notSynced },
     verified: report.verified === undefined ? null : verifiedJson(report.verified),
+    ...(report.followers === undefined ? {} : { followers: report.followers.map(followerJson) }),
+    ...(report.following === undefined ? {} : { following: followingJson(report.following) }),
     reasons: report.reasons,
     warnings: report.warnings,
     sqlite_version: report.sqliteVersion,
     uptime_s: report.uptimeS,
   };
+}
+
+function followingJson(report: FollowingReport): Readonly<Record<string, unknown>> {
+  const { source, state, transactions, copies, remarks, refused } = report;
+  return {
+    source,
+    state,
+    log: report.log ?? null,
+    commit: report.commit ?? null,
+    transactions,
+    copies,
+    lag_transactions: report.lagTransactions ?? null,
+    lag_ms: report.lagMs ?? null,
+    last_error: report.lastError ?? null,
+    remarks,
+    refused,
+  };
+}
+
+function followerJson(report: FollowerReport): Readonly<Record<string, unknown>> {
+  const { name, behind, seenMs, isConnected } = report;
+  return { name, behind, seen: seenMs, connected: isConnected };
 }
 
 function verifiedJson(verified: VerifiedReport): Readonly<Record<string, unknown>> {

@@ -28,6 +28,10 @@ export const VERSION_AHEAD_MS_MAX = 3_600_000;
 export const VERSION_MAX = Number.MAX_SAFE_INTEGER;
 /** A peer that is away for weeks must not fill the disk: beyond it the slowest is filled anew later. */
 export const LOG_BYTES_MAX = 4 * 1024 * MIB;
+/** A follower that is away for longer takes a new copy: so long the log of `--cdc` is kept at most. */
+export const CDC_KEEP_MS = 24 * 3_600_000;
+/** The log of `--cdc` holds every row as it was written; more of it than this is not worth a copy. */
+export const CDC_BYTES_MAX = 1024 * MIB;
 /** How often another program's commits are looked for (`--batch-ms`). */
 export const BATCH_MS = 50;
 /** How long a deleted row's version is remembered after every peer knew of it. */

@@ -104,6 +104,31 @@ export async function downloadFrom(download: Download): Promise<string | undefin
   }
 }
 
+export interface Stream {
+  /** Base URL of the node. */
+  readonly node: string;
+  readonly path: string;
+  readonly token: string | undefined;
+  readonly signal: AbortSignal;
+}
+
+/** An answer without an end, as it comes. Throws what went wrong, for people. */
+export async function streamFrom(stream: Stream): Promise<AsyncIterable<Uint8Array>> {
+  const { node, path, token, signal } = stream;
+  const response = await fetch(node + path, {
+    redirect: "manual",
+    headers: token === undefined ? {} : { Authorization: `Bearer ${token}` },
+    signal,
+    // Whoever reads watches for silence; a copy takes long to be made.
+    timeout: false,
+  } as RequestInit);
+  if (response.ok && response.body !== null) return response.body;
+  const text = await response.text();
+  throw new Error(
+    complaint({ kind: "answered", status: response.status, json: parse(text), text }),
+  );
+}
+
 function parse(text: string): unknown {
   try {
     return JSON.parse(text);

@@ -77,6 +77,8 @@ function refuseOtherEncodings(db: Database): void {
 
 export interface AdoptOptions {
   readonly asked: AskedTables;
+  /** False: whoever opens an empty file brings tables of its own. */
+  readonly makesDefaultTable?: boolean;
   /** Text of `--schema`; run when it is new to this file. */
   readonly schemaSql: string | undefined;
 }
@@ -97,7 +99,8 @@ export function prepareFile(
   db.run("BEGIN IMMEDIATE");
   try {
     if (schemaSql !== undefined && !runsAlone) runSchema(db, schemaSql);
-    if (readTables(db).size === 0) db.run(DEFAULT_TABLE_SQL);
+    const isBare = readTables(db).size === 0;
+    if (isBare && options.makesDefaultTable !== false) db.run(DEFAULT_TABLE_SQL);
     const restored = migrate(db);
     const names = isEmpty && selection === undefined ? [...readTables(db).keys()] : [];
     const chosen = selection ?? { all: false, names };

@@ -15,6 +15,7 @@ import {
   triggerState,
   writeKnownTables,
 } from "./catalog.ts";
+import { removeCdcTriggers } from "./cdc-names.ts";
 import { followColumns, followTableRenames, renameTable } from "./follow-schema.ts";
 import { refuseOtherShapes, setting, wasOurs } from "./migrations.ts";
 import { openDatabase } from "./open.ts";
@@ -100,7 +101,8 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
   }
   const selection = wasOurs(db) ? readSelection(db) : undefined;
   if (selection === undefined) {
-    // No node of ours has used the file, so nothing of ours stands in the way.
+    // No node of ours has used the file; a log for followers may stand in the way.
+    removeCdcTriggers(db, key);
     db.prepare(alteration.sql).run();
     return { table: alteration.renamedTo ?? alteration.table, isSynced: false };
   }
@@ -116,6 +118,7 @@ function alter(db: Database, alteration: Alteration): AlterOutcome {
     followColumns(db, before, remembered.columns, settledThrough);
 
   if (before || selection.all || selection.names.includes(key)) removeTriggers(db, key);
+  removeCdcTriggers(db, key);
   db.prepare(alteration.sql).run();
   const name = alteration.renamedTo ?? alteration.table;
   if (!before) return { table: name, isSynced: false };

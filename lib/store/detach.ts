@@ -5,6 +5,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { capturedTables, removeTriggers } from "./catalog.ts";
+import { removeCdc } from "./cdc-names.ts";
 import { dropOwnTables, ownTableNames, refuseOtherShapes } from "./migrations.ts";
 import { lockFile, openDatabase, openError, resolvePath } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
@@ -70,6 +71,7 @@ function takeOut(db: Database, isForced: boolean): DetachOutcome {
   const isLossy = losses.unsent + losses.parked + losses.refused > 0;
   if (isLossy && !isForced) return { kind: "refused", losses };
   removeTriggers(db);
+  removeCdc(db);
   const kept = findReaders(db, own);
   dropOwnTables(db, new Set(kept.map(({ table }) => table)));
   return { kind: "detached", losses, tables: captured, kept };

@@ -3,6 +3,7 @@
  * Which of them can be synced is decided in qualify.ts.
  */
 import type { Database } from "bun:sqlite";
+import { isCdcName } from "./cdc-names.ts";
 import type { JsonColumn } from "./row-json.ts";
 import {
   isWord,
@@ -87,7 +88,7 @@ export interface Unqualified {
 
 /** Our own tables and the ones of the contract: never synced, never served. */
 export function isInternalTable(name: string): boolean {
-  return /^(_meta|_changes|_dead_letter|_peer_state|_hooksync.*|sqlite_.*|_litestream.*)$/i.test(
+  return /^(_meta|_changes|_dead_letter|_peer_state|_hooksync.*|_cdc|_cdc_.*|sqlite_.*|_litestream.*)$/i.test(
     name,
   );
 }
@@ -365,7 +366,7 @@ export function readUserTriggers(db: Database, table: string): UserTrigger[] {
       `SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE ORDER BY name`,
     )
     .all(table)
-    .filter((trigger) => !isCaptureTrigger(trigger.sql))
+    .filter((trigger) => !isCaptureTrigger(trigger.sql) && !isCdcName(trigger.name))
     .map((trigger) => ({
       name: trigger.name,
       sql: trigger.sql,

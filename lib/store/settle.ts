@@ -98,6 +98,11 @@ export class Settler {
     return this.#dataVersion.get()!.data_version !== this.#seenData;
   }
 
+  /** The schema was changed by this connection, which it cannot see by itself: the next pass looks. */
+  lookAgain(): void {
+    this.#seenData = undefined;
+  }
+
   /** After a rollback nothing that was cached about the file is trusted. */
   forget(): void {
     this.#isRewritten = false;

@@ -21,6 +21,7 @@ import { Announcer } from "./announce.ts";
 import { Applier, type ApplyEvent } from "./apply.ts";
 import { emptyTally, Guilty, runWithout } from "./apply-parts.ts";
 import type { Survey } from "./catalog.ts";
+import { removeCdc } from "./cdc-names.ts";
 import { ChangeLog } from "./change-log.ts";
 import { ColumnNotes } from "./column-notes.ts";
 import { DeadLetters } from "./dead-letters.ts";
@@ -33,15 +34,23 @@ import { NEW_PEER, OTHER_FILE, Peers } from "./peers.ts";
 import { Repository } from "./repository.ts";
 import type { SyncedTable } from "./schema.ts";
 import { type SettleEvent, Settler } from "./settle.ts";
+import { SourceRows } from "./source-rows.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
-import { type WriteMode, WriteQueue, type WriteTransaction } from "./write-queue.ts";
+import {
+  type TransactionEnds,
+  type WriteMode,
+  WriteQueue,
+  type WriteTransaction,
+} from "./write-queue.ts";
 
 export interface StoreOptions {
   /** From resolvePath. */
   readonly path: string;
   readonly nodeId: string;
   readonly asked: AskedTables;
+  /** Whether an empty file gets the default table; it does. */
+  readonly makesDefaultTable?: boolean;
   readonly schemaSql: string | undefined;
   readonly synchronous: "full" | "normal";
   readonly parkedBytesMax: number;
@@ -225,6 +234,37 @@ export class Store {
     doneOpening(db);
   }
 
+  /** The file now keeps a log for followers, by this node's wish; `ends` marks our transactions in it. */
+  beganCdc(ends: TransactionEnds): void {
+    this.queue.ends = ends;
+    if (setting(this.db, "cdc") === null) setSetting(this.db, "cdc", 1);
+  }
+
+  /** Takes out a log for followers that this node kept before; one that others keep stays. */
+  endCdc(): void {
+    if (setting(this.db, "cdc") === null) return;
+    this.db
+      .transaction(() => {
+        removeCdc(this.db);
+        dropSetting(this.db, "cdc");
+      })
+      .immediate();
+  }
+
+  /** Made by whoever brings a source's rows into this file, in transactions of the mode `source`. */
+  takeFromSource(): SourceRows {
+    return new SourceRows({
+      db: this.db,
+      asked: this.#options.asked,
+      survey: () => this.#settler.survey,
+      look: (nowMs) => {
+        this.#settler.lookAgain();
+        this.#begin(nowMs);
+      },
+      settle: (nowMs) => this.#finish(nowMs, UNCOUNTED, "source"),
+    });
+  }
+
   get survey(): Survey {
     return this.#settler.survey;
   }
@@ -382,10 +422,10 @@ export class Store {
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
     const before = this.#settler.settledThrough;
     // Cascades and the application's triggers may log more than a write counted, or less.
-    const isCounted = mode === "apply" || !this.#hasSideEffects();
+    const isCounted = mode === "apply" || (mode === "local" && !this.#hasSideEffects());
     this.#settler.finish(nowMs, isCounted ? logged : UNCOUNTED);
     // What apply puts into the log are announcements, not writes of this node.
-    if (mode === "local" && this.#settler.settledThrough !== before)
+    if (mode !== "apply" && this.#settler.settledThrough !== before)
       this.#wroteLocally(before, nowMs);
   }
 

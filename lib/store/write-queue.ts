@@ -20,8 +20,11 @@ import type { Cancel, Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
 import { COMPANY_MS_MAX, Company } from "./company.ts";
 
-/** `local`: foreign keys enforced, as for any application. `apply`: not, cascades arrive as changes. */
-export type WriteMode = "local" | "apply";
+/**
+ * `local`: foreign keys enforced, as for any application. `apply`: not, cascades arrive as changes.
+ * `source`: local writes that repeat those of another database, whose cascades are among them.
+ */
+export type WriteMode = "local" | "apply" | "source";
 
 export interface WriteTransaction {
   /** The time of this transaction, the same for everything in it. */
@@ -56,6 +59,12 @@ export interface WriteQueueOptions {
   readonly committed: () => void;
   /** After a rollback: what is cached about the file may be wrong. */
   readonly rolledBack: () => void;
+}
+
+/** Marks the end of a transaction in a log that others keep of this file (lib/cdc). */
+export interface TransactionEnds {
+  /** First and last in every transaction. */
+  end(): void;
 }
 
 interface Job {
@@ -104,6 +113,8 @@ export class WriteQueue {
   #closed = false;
   /** While it is set, writes of this node's clients are refused with it. */
   refusal: HookSyncError | undefined;
+  /** Undefined, and free, while nobody follows this file. */
+  ends: TransactionEnds | undefined;
   #busyMsMax = BUSY_MS_MAX;
 
   constructor(options: WriteQueueOptions) {
@@ -136,7 +147,7 @@ export class WriteQueue {
     patienceMs = 0,
   ): Promise<T> {
     if (this.#closed) return Promise.reject(busyError("the node is stopping"));
-    if (mode === "local" && this.refusal) return Promise.reject(this.refusal);
+    if (mode !== "apply" && this.refusal) return Promise.reject(this.refusal);
     if (this.waiting >= WAITING_JOBS_MAX) {
       return Promise.reject(busyError(`${WAITING_JOBS_MAX} writes are waiting already`));
     }
@@ -209,7 +220,7 @@ export class WriteQueue {
       this.#options.timers.after(BUSY_RETRY_MS, () => this.#flush());
       return;
     }
-    const applied = tried.filter((job) => job.mode === "apply").length;
+    const applied = tried.filter((job) => job.mode !== "local").length;
     this.#local.splice(0, tried.length - applied);
     this.#apply.splice(0, applied);
     this.#isApplyDue = applied === 0 && this.#apply.length > 0;
@@ -234,7 +245,9 @@ export class WriteQueue {
       if (outcome === "busy") {
         const rest = group.slice(index);
         for (const mode of ["local", "apply"] as const)
-          this.#listOf(mode).unshift(...rest.filter((waiting) => waiting.mode === mode));
+          this.#listOf(mode).unshift(
+            ...rest.filter((waiting) => (waiting.mode === "local") === (mode === "local")),
+          );
         return;
       }
     }
@@ -301,6 +314,7 @@ export class WriteQueue {
     };
     let tried = 0;
     try {
+      this.ends?.end();
       settle(nowMs);
       for (const job of group) {
         if (tried > 0 && transaction.isLong()) break;
@@ -312,6 +326,7 @@ export class WriteQueue {
         results.push(job.work(transaction));
       }
       endMode();
+      this.ends?.end();
       const endedMs = clock.monotonicMs();
       this.#commit.run();
       const writes = group.slice(0, tried).filter((job) => job.mode === "local").length;

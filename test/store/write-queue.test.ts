@@ -78,6 +78,22 @@ function stored(): string[] {
 }
 
 describe("one transaction", () => {
+  test("is marked in a log that others keep, before anything and behind everything", async () => {
+    queue.ends = { end: () => story.push(`end of ${stored().length}`) };
+    const both = [write("local", "b"), write("apply", "a")];
+    await time.settle();
+    await Promise.all(both);
+    expect(story).toEqual([
+      "end of 0",
+      "b",
+      "local finished, 1 logged",
+      "a",
+      "apply finished, 1 logged",
+      "end of 2",
+      "commit",
+    ]);
+  });
+
   test("takes local writes and received changes, local ones first, each kind finished by itself", async () => {
     const all = [
       write("apply", "a"),
