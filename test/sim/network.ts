@@ -152,7 +152,7 @@ export class Network {
     return () => this.#walls.delete(wall);
   }
 
-  /** The process behind this address ended, and its connections with it. */
+  /** The process behind this address ended, or its shipping for a change of the peers: its connections, too. */
   ended(url: string): void {
     this.#ends.set(url, (this.#ends.get(url) ?? 0) + 1);
   }

@@ -102,6 +102,7 @@ export class SimShipper implements ShipperHandle {
   end(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
+    this.#options.network.ended(this.#options.url);
     this.#shipper.stop();
     this.#source.close();
     this.#reader.close(true);
