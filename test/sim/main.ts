@@ -3,6 +3,7 @@
  *
  *   npm run sim -- --seeds 1000 [--from 1]     many seeds; ends with 1 if any failed
  *   npm run sim -- --seeds 1000 --only files   as many of those in which nodes come back with other files
+ *   npm run sim -- --seeds 1000 --only restores    made hard on restored nodes (restores.ts)
  *   npm run sim -- --seed 42 [--trace]         one seed, and everything that happened in it
  *
  * A failing seed is run once more to print its plan, what was found, and the last events of the
@@ -10,6 +11,7 @@
  */
 import { parseArgs } from "node:util";
 import { drawPlan, type Plan } from "./plan.ts";
+import { drawRestores } from "./restores.ts";
 import { cleanUp, simulate, type TraceLine, type Verdict } from "./simulation.ts";
 
 const { values } = parseArgs({
@@ -33,20 +35,21 @@ process.on("unhandledRejection", (error) => {
 
 async function runSeed(seed: number): Promise<Verdict> {
   unhandled = undefined;
-  const verdict = simulate(drawPlan(seed));
+  const verdict = simulate(planOf(seed));
   // Rejections that nobody took are told only now.
   await new Promise((resolve) => setImmediate(resolve));
   return unhandled === undefined ? verdict : { ...verdict, failure: unhandled };
 }
 
 function show(seed: number, failure: unknown, isWhole: boolean): void {
-  const plan = drawPlan(seed);
+  const plan = planOf(seed);
   const lines: TraceLine[] = [];
   const again = simulate(plan, (line) => lines.push(line));
   const found = again.failure ?? failure;
   const text = found instanceof Error ? (found.stack ?? found.message) : String(found);
   console.log(`\nseed ${seed} failed: ${text.replaceAll(/x{20,}|(?:78){20,}/g, "xx…")}`);
-  console.log(`replay: npm run sim -- --seed ${seed} --trace`);
+  const only = values.only === "restores" ? " --only restores" : "";
+  console.log(`replay: npm run sim -- --seed ${seed}${only} --trace`);
   console.log(describe(plan));
   const keys = new Set(again.rows.length > 0 ? again.rows : keysIn(String(found)));
   const about = lines.filter(
@@ -75,13 +78,17 @@ function describe(plan: Plan): string {
     .replaceAll(/\n \}/g, " }");
 }
 
+function planOf(seed: number): Plan {
+  return values.only === "restores" ? drawRestores(seed) : drawPlan(seed);
+}
+
 function isAsked(seed: number): boolean {
-  return values.only === undefined || drawPlan(seed).hasFileFaults;
+  return values.only === undefined || planOf(seed).hasFileFaults;
 }
 
 async function main(): Promise<number> {
-  if (values.only !== undefined && values.only !== "files") {
-    console.error("--only takes: files");
+  if (values.only !== undefined && !["files", "restores"].includes(values.only)) {
+    console.error("--only takes: files, restores");
     return 2;
   }
   if (values.seed !== undefined) {

@@ -14,6 +14,8 @@ export interface WireRequest {
   readonly nodeUrl: string | undefined;
   /** The text of the X-Hook-Sync header. */
   readonly identity: string | undefined;
+  /** Not on the wire: which of the sender's files it is of, see `fileOf`. */
+  readonly file?: number;
 }
 
 export interface WireReply {
@@ -341,6 +343,11 @@ export class Network {
         .filter(([link]) => link.startsWith(start))
         .map(([link, ack]) => [link.slice(start.length), ack]),
     );
+  }
+
+  /** How often this machine's file was changed for another. */
+  fileOf(url: string): number {
+    return this.#files.get(url) ?? 0;
   }
 
   /** Its file is another one now, of which this was acknowledged. */

@@ -19,6 +19,7 @@ import { Mesh } from "../../lib/mesh.ts";
 import {
   formatIdentity,
   IDENTITY_HEADER,
+  type Mark,
   NODE_ID_HEADER,
   parseIdentity,
 } from "../../lib/protocol/identity.ts";
@@ -90,8 +91,8 @@ interface PeerStanding {
 export interface Standing {
   readonly dbId: string | undefined;
   readonly newest: number;
-  /** By sender's file, the largest batch committed. */
-  readonly marks: ReadonlyMap<string, number>;
+  /** By sender's file, the largest batch committed, with the hash of its last change. */
+  readonly marks: ReadonlyMap<string, Mark>;
   /** By URL. */
   readonly peers: ReadonlyMap<string, PeerStanding>;
 }
@@ -278,9 +279,7 @@ export class OurNode implements Machine {
     );
     const isOwn = settings.get("node_id") === new URL(this.url).hostname;
     const marks = db
-      .query<{ db: string; through: number }, []>(
-        "SELECT db, batch_id AS through FROM _hooksync_marks",
-      )
+      .query<{ db: string } & Mark, []>("SELECT db, batch_id AS batchId, hash FROM _hooksync_marks")
       .all();
     const peers = db
       .query<PeerStanding & { url: string; made: number | null; left: number }, []>(
@@ -292,7 +291,7 @@ export class OurNode implements Machine {
     return {
       dbId: isOwn ? settings.get("db_id") : undefined,
       newest: this.newestChange,
-      marks: new Map(marks.map(({ db: of, through }) => [of, through])),
+      marks: new Map(marks.map(({ db: of, ...mark }) => [of, mark])),
       peers: new Map(
         peers.map(({ url, dbId, prev, made, left }) => {
           return [url, { dbId, prev, isFillAhead: made !== null && made === left }];

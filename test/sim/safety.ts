@@ -14,7 +14,7 @@
  *       the two of them had acknowledged. Comparing would bring the rows, too, but later.
  */
 import type { Database } from "bun:sqlite";
-import { parseIdentity } from "../../lib/protocol/identity.ts";
+import { hashChange, type Mark, parseIdentity } from "../../lib/protocol/identity.ts";
 import type { Move } from "../../lib/store/store.ts";
 import type { Network, WireRequest } from "./network.ts";
 import type { AnsweredRow, OurNode, Running } from "./our-node.ts";
@@ -57,8 +57,8 @@ interface Owed {
   readonly isOther: boolean;
   /** It lost what it had acknowledged; how far it has, by batches that went on from there, come again. */
   lost: { readonly ofDb: string; through: number } | undefined;
-  /** Its own log shows it that it lost what it had sent. */
-  isBehind: boolean;
+  /** It lost what it had sent up to here, and its own log shows it that. */
+  sent: { readonly ofDb: string; readonly mark: Mark } | undefined;
 }
 
 interface SafetyOptions {
@@ -181,13 +181,15 @@ export class Safety {
       // A fill that begins just now has all in it.
       const saidMs = this.#of(other).fillsMs.get(node) ?? Number.NEGATIVE_INFINITY;
       const isBeginning = known.isFillAhead || this.#options.world.nowMs - saidMs < BEGINS_MS_MAX;
-      const hasLost = !isBeginning && known.prev > (file.marks.get(theirs.dbId) ?? 0);
-      const isBehind = (theirs.marks.get(file.dbId ?? "") ?? 0) > file.newest;
-      if (!isOther && !hasLost && !isBehind) continue;
-      const through = file.marks.get(theirs.dbId) ?? 0;
+      const through = file.marks.get(theirs.dbId)?.batchId ?? 0;
+      const hasLost = !isBeginning && known.prev > through;
       const lost = hasLost ? { ofDb: theirs.dbId, through } : undefined;
-      this.#of(other).owes.set(node, { isOther, lost, isBehind });
-      const why = JSON.stringify({ isOther, lost, isBehind, prev: known.prev });
+      const mark = theirs.marks.get(file.dbId ?? "");
+      const isBehind = mark !== undefined && mark.batchId > file.newest;
+      const sent = isBehind ? { ofDb: file.dbId!, mark } : undefined;
+      if (!isOther && lost === undefined && sent === undefined) continue;
+      this.#of(other).owes.set(node, { isOther, lost, sent });
+      const why = JSON.stringify({ isOther, lost, sent, prev: known.prev });
       this.#options.world.trace(`${other.url} must fill ${node.url}: ${why}`);
     }
     // It remembers nothing of what it owed.
@@ -200,7 +202,7 @@ export class Safety {
       const owed = owes.get(node);
       if (owed === undefined) continue;
       change(owed, by);
-      if (!owed.isOther && owed.lost === undefined && !owed.isBehind) owes.delete(node);
+      if (!owed.isOther && owed.lost === undefined && owed.sent === undefined) owes.delete(node);
     }
   }
 
@@ -220,9 +222,33 @@ export class Safety {
     });
   }
 
+  /**
+   * A restored node may make the very change anew that was its last one: of the same row, at the same version.
+   * For those two nothing was lost, as far as anybody can tell.
+   */
+  #madeAgain(by: OurNode, request: WireRequest): void {
+    const { db, prev = 0 } = parseIdentity(request.identity) ?? {};
+    for (const [node, { sent }] of this.#of(by).owes) {
+      if (sent?.ofDb !== db || sent === undefined || prev >= sent.mark.batchId) continue;
+      // What comes late of the file before says nothing.
+      if (request.file !== this.#options.network.fileOf(node.url)) continue;
+      const isIn = changesOf(request).some(
+        ({ op, table, id, version }) => hashChange(op, table, id, version) === sent.mark.hash,
+      );
+      if (isIn && readBatch(request).batch_id >= sent.mark.batchId) {
+        this.#forgive(node, (owed, other) => {
+          if (other === by) owed.sent = undefined;
+        });
+      }
+    }
+  }
+
   /** X8, in the end. */
   checkOwed(node: OurNode): void {
-    for (const peer of this.#of(node).owes.keys()) {
+    const { dbId } = node.readStanding();
+    for (const [peer, { isOther, lost, sent }] of this.#of(node).owes) {
+      // It was restored itself and became another file, to which nothing was acknowledged: comparing is left.
+      if (!isOther && sent === undefined && lost?.ofDb !== dbId) continue;
       throw new Finding(`${node.url} never filled ${peer.url}, whose file is not what it was (X8)`);
     }
   }
@@ -235,7 +261,7 @@ export class Safety {
     }
     // The entries of a fill take the places of those that a restored log lost: nobody can tell any more.
     this.#forgive(node, (owed) => {
-      owed.isBehind = false;
+      owed.sent = undefined;
     });
     if (reason === "it is new" || peer === undefined || this.#of(peer).hasOtherFile) return;
     this.#find(`${node.url} fills ${peer.url}, which lost nothing: ${reason} (X7)`);
@@ -270,6 +296,7 @@ export class Safety {
     const { db } = node.running!.store;
     const { written, hasAnnounced } = this.#of(node);
     this.#gotAgain(node, request);
+    this.#madeAgain(node, request);
     for (const { op, table, id, version } of changesOf(request)) {
       if (id === undefined) continue;
       const key = `${table}/${id}`;

@@ -136,6 +136,7 @@ class SimTransport implements Transport {
       nodeId: config.nodeId,
       nodeUrl: config.nodeUrl,
       identity: formatIdentity(request.identity),
+      file: network.fileOf(url),
     };
     const { requestTimeoutMs } = config;
     const exchange = await network.post(url, request.peer, wire, requestTimeoutMs);
