@@ -99,10 +99,27 @@ function baseVersion(traces: readonly Trace[], stored: Stamp | undefined): numbe
     return count <= 0;
   });
   // What REPLACE threw out in between left nothing: a version that was there beats none.
-  if (unmatched.length > 0) return unmatched.find((was) => was !== undefined);
+  if (unmatched.length > 0) return unmatched.find((was) => was !== undefined) ?? unreached(entries);
   // It ended where it began.
   if (stored !== undefined) return versionOf(stored);
   return taken.includes(undefined) ? undefined : taken[0];
+}
+
+/**
+ * A version that was taken up, and that no write leads to from where there was no row: it was there before,
+ * also if it was left again, as by an UPDATE that does not touch it.
+ */
+function unreached(entries: readonly Exclude<Trace, { kind: "note" }>[]): number | undefined {
+  const steps = entries.map((entry) => ({
+    from: entry.kind === "insert" ? undefined : entry.was,
+    to: entry.kind === "delete" ? undefined : entry.wrote,
+  }));
+  const reached = new Set<number | undefined>([undefined]);
+  for (let size = 0; size < reached.size; ) {
+    size = reached.size;
+    for (const { from, to } of steps) if (reached.has(from)) reached.add(to);
+  }
+  return steps.find(({ from }) => !reached.has(from))?.from;
 }
 
 /** The stamp the row had when it went; 0 where that was far ahead. */

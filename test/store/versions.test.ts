@@ -59,6 +59,24 @@ test.each<[string, Trace[], Stamp, LiftVerdict]>([
   ],
   ["thrown out by REPLACE", [note(9), insert(5)], 5, lifted(NOW, false)],
   [
+    "far ahead, left as it was, then thrown out by REPLACE",
+    [update(FAR, FAR), note(FAR), insert(0)],
+    "odd",
+    lifted(FAR + 1, false),
+  ],
+  [
+    "far ahead and back and forth, then thrown out",
+    [update(FAR, FAR + 5), update(FAR + 5, FAR), note(FAR), insert(0)],
+    "odd",
+    lifted(FAR + 1, false),
+  ],
+  [
+    "made in between with a stamp far ahead, left as it was, then thrown out",
+    [insert(5), update(5, FAR), update(FAR, FAR), note(FAR), insert(7)],
+    7,
+    kept(true),
+  ],
+  [
     "thrown out and far ahead, made again as far",
     [note(FAR), insert(FAR)],
     FAR,
