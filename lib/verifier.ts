@@ -93,7 +93,10 @@ export class Verifier {
     if (!this.#isOwedRead) this.#readOwed();
     this.#dueMs ??= await this.#firstDueMs();
     const isDue = clock.monotonicMs() >= this.#dueMs;
-    if (!isDue && !this.#isOwedBack()) return;
+    if (!isDue && !this.#isOwedBack()) {
+      this.#waitsSinceMs = undefined;
+      return;
+    }
     this.#waitsSinceMs ??= clock.monotonicMs();
     if (isBusy() && clock.monotonicMs() - this.#waitsSinceMs < BUSY_MS_MAX) return;
     this.#waitsSinceMs = undefined;

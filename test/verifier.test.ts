@@ -281,3 +281,26 @@ test("what is asked for while rows are written waits for a quiet second, but not
   await until(() => own.digests === 2);
   expect(own.digests).toBe(2);
 });
+
+test("a wait that ended since its neighbour went away again counts for nothing later", async () => {
+  const away = [neighbour(other.url, "b", { lastError: "refused" })];
+  const back = neighbours;
+  neighbours = away;
+  const one = verifier();
+  one.soon();
+  await pass(one, 1);
+  isBusy = true;
+  neighbours = back;
+  await one.look();
+  neighbours = away;
+  await time.advance(3_600_000);
+  await one.look();
+  neighbours = back;
+  await one.look();
+  await settle();
+  expect(own.digests).toBe(0);
+  await time.advance(60_000);
+  await one.look();
+  await until(() => own.digests === 1);
+  expect(own.digests).toBe(1);
+});

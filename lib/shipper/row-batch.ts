@@ -1,11 +1,15 @@
 /**
  * Rows as a batch that any node takes, made from the tables instead of the log: what repairs another
  * node (comparison.ts). The rows travel as they always do, so nothing is lost on the way.
+ *
+ * Invariant: what is not settled stays here, as with what is shipped: its version is not final. A stamp
+ * far ahead would be parked elsewhere, and beat every edit when it came due.
  */
 import type { Database } from "bun:sqlite";
 import { readRowJson, type Value } from "../protocol/values.ts";
 import type { ColumnNotes } from "../store/column-notes.ts";
 import type { DigestTable } from "../store/digest.ts";
+import { setting } from "../store/migrations.ts";
 import { rowsByVersion } from "../store/noted-row.ts";
 import { rowJsonSql } from "../store/row-json.ts";
 import { nameKey, quoteName } from "../store/sql.ts";
@@ -19,8 +23,8 @@ export interface RowBatch {
 }
 
 /**
- * The rows, or deletes, of these ids in their order; nothing for an id of which nothing is known. Ends
- * early where the body would grow beyond `bytesMax`, but not before the first.
+ * The rows, or deletes, of these ids in their order; nothing for an id of which nothing is known, or
+ * settled. Ends early where the body would grow beyond `bytesMax`, but not before the first.
  */
 export function rowBatch(
   db: Database,
@@ -29,6 +33,18 @@ export function rowBatch(
   ids: readonly string[],
   bytesMax: number,
 ): RowBatch {
+  // What is settled and what is in the rows must be of one moment.
+  return db.transaction(() => readBatch(db, notes, table, ids, bytesMax))();
+}
+
+function readBatch(
+  db: Database,
+  notes: ColumnNotes,
+  table: DigestTable,
+  ids: readonly string[],
+  bytesMax: number,
+): RowBatch {
+  const unsettled = unsettledOf(db, ids);
   // Others write the notes.
   notes.forget();
   const reader = new RowReader(db, notes, table);
@@ -37,7 +53,7 @@ export function rowBatch(
   let next = 0;
   try {
     for (const id of ids) {
-      const found = reader.changes(id);
+      const found = unsettled.has(id) ? [] : reader.changes(id);
       bytes += found.reduce((sum, change) => sum + change.length, 0);
       if (bytes > bytesMax && next > 0) break;
       changes.push(...found);
@@ -47,6 +63,17 @@ export function rowBatch(
     reader.finalize();
   }
   return { body: `{"batch_id":1,"next":${next},"changes":[${changes.join(",")}]}`, next };
+}
+
+/** Of these ids, those that have entries in the log that no pass of settling has seen, of any table. */
+function unsettledOf(db: Database, ids: readonly string[]): ReadonlySet<string> {
+  const entries = db
+    .query<{ id: string }, [number, string]>(
+      `SELECT DISTINCT row_id AS id FROM _changes
+       WHERE change_id > ? AND row_id IN (SELECT value FROM json_each(?))`,
+    )
+    .all(Number(setting(db, "settled_through") ?? 0), JSON.stringify(ids));
+  return new Set(entries.map(({ id }) => id));
 }
 
 class RowReader {
