@@ -54,6 +54,7 @@ export interface OwnMesh {
   readonly urls: ReadonlySet<string>;
 }
 
+/** What a Bridge works with; the store is the node's own, which it neither opens nor closes. */
 export interface BridgeOptions extends BridgeAim {
   readonly store: Store;
   /** The node's file; large transactions are held beside it until they are whole. */

@@ -106,6 +106,7 @@ export interface Listen {
   readonly port: number;
 }
 
+/** The world as far as a configuration depends on it. */
 export interface ConfigInput {
   readonly argv: readonly string[];
   readonly env: Readonly<Record<string, string | undefined>>;
@@ -115,6 +116,7 @@ export interface ConfigInput {
   readonly ownHosts?: readonly string[];
 }
 
+/** A whole configuration or every mistake in it, never a part of one. */
 export type ConfigResult =
   /** `warnings` are what looks like a mistake and may be none. */
   | { readonly config: Config; readonly warnings: readonly string[] }
@@ -323,6 +325,7 @@ function readToken(text: string): Read<string> {
   return { right: `expected at least ${TOKEN_LENGTH_MIN} characters without blanks` };
 }
 
+/** Throws nothing: a file that cannot be read is a mistake like a wrong flag. */
 export function loadConfig(input: ConfigInput): ConfigResult {
   const mistakes: Mistake[] = [];
   const given = gather(input, mistakes);

@@ -31,6 +31,7 @@ import { NEW_PEER } from "./store/peers.ts";
 import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
 import type { Store } from "./store/store.ts";
 
+/** What a Mesh works with; clock, timers, chance and threads come in from outside. */
 export interface MeshOptions {
   readonly config: Config;
   readonly store: Store;
@@ -82,6 +83,7 @@ interface KeptPeers {
   readonly removed: readonly string[];
 }
 
+/** One per running node, and what its /peers routes ask. Ships from `start` until `stop`. */
 export class Mesh implements Membership {
   readonly #options: MeshOptions;
   readonly #peerHealth = new Map<string, HeardHealth>();

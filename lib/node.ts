@@ -33,6 +33,7 @@ import { type FillEvent, Store } from "./store/store.ts";
 import { sqliteCode } from "./store/write-queue.ts";
 import { Verifier } from "./verifier.ts";
 
+/** What serve and follow give a node; without `timers` it takes those of the event loop. */
 export interface NodeOptions {
   readonly config: Config;
   /** Made in server.ts, where the bundler sees it. */
@@ -47,6 +48,7 @@ export interface NodeOptions {
   readonly bridge?: BridgeAim | undefined;
 }
 
+/** A node that answers; it runs until `stop`, whatever becomes of its peers. */
 export interface RunningNode {
   /** Where it answers, for programs on this machine. */
   readonly url: string;

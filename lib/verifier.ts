@@ -18,6 +18,7 @@ import {
 import type { PeerStatus } from "./shipper/messages.ts";
 import type { Store } from "./store/store.ts";
 
+/** What a Verifier works with; network and time come in from outside. */
 export interface VerifierOptions {
   /** 0: never by itself. */
   readonly everyMs: number;
@@ -53,6 +54,7 @@ type Owed = "all" | ReadonlySet<string>;
 
 const NOBODY: Owed = new Set();
 
+/** One per node, at most one comparison at a time. After `stop` none begins. */
 export class Verifier {
   readonly #options: VerifierOptions;
   #dueMs: number | undefined;

@@ -145,6 +145,23 @@ test("nothing is typed any, and nothing is left for later", () => {
   expect(wrong.map(({ path }) => path)).toEqual([]);
 });
 
+/** Re-exports (`export {…}`, `export type {…}`) have their comment where the thing is made. */
+const EXPORTED =
+  /^export (?:default )?(?:async )?(?:abstract )?(?:function|class|interface|type|const|let|enum)\b(?! \{)/;
+const DOC_COMMENT_END = /^(?:\/\*\* .*| (?:\*.*)?)\*\/$/;
+
+test("what is exported says in a doc comment right above it what its name and types do not", () => {
+  const wrong: string[] = [];
+  for (const { path, text } of SOURCES) {
+    const lines = text.split("\n");
+    for (const [index, line] of lines.entries()) {
+      const isDocumented = DOC_COMMENT_END.test(lines[index - 1] ?? "");
+      if (EXPORTED.test(line) && !isDocumented) wrong.push(`${path}:${index + 1}`);
+    }
+  }
+  expect(wrong).toEqual([]);
+});
+
 test("what belongs to Turso is loaded by those who embed it, never by the program", () => {
   const wrong = SOURCES.filter(({ text }) => /from "@|import\(\s*"@/.test(text));
   expect(wrong.map(({ path }) => path)).toEqual([]);

@@ -6,6 +6,7 @@ export function assert(condition: unknown, message: string): asserts condition {
   if (!condition) throw new AssertionError(message);
 }
 
+/** Thrown here alone; the message is for whoever reports it to us. */
 export class AssertionError extends Error {
   override name = "AssertionError";
   constructor(message: string) {

@@ -19,6 +19,7 @@ export const RETRY_PAUSE_MS_MAX = 4_000;
 
 /** Where waiting for a person is all that helps: soon enough after a typo, rare enough for a week. */
 const SLOW_PAUSE_MS_FIRST = 5_000;
+/** The longest pause before a peer that refuses everything, or lets nobody in, is tried again. */
 export const SLOW_PAUSE_MS_MAX = 60_000;
 
 /** The share of a grown pause that is left to chance. */

@@ -9,6 +9,7 @@ export interface Clock {
   monotonicMs(): number;
 }
 
+/** The machine's own; the wall clock may step, `monotonicMs` never goes back. */
 export const systemClock: Clock = {
   nowMs: () => Date.now(),
   monotonicMs: () => performance.now(),
@@ -24,6 +25,7 @@ export interface Timers {
   soon(run: () => void): void;
 }
 
+/** The event loop's; a pending timer keeps the process alive until it is cancelled. */
 export const systemTimers: Timers = {
   after(delayMs, run) {
     const timer = setTimeout(run, delayMs);

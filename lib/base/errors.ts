@@ -3,6 +3,7 @@
  * Wrong input from a client is a RequestError (a 4xx); our own mistakes are assertions.
  */
 
+/** What a program may act upon; the text of a HookSyncError is for people and may change. */
 export type ErrorCode =
   | "file-missing-folder"
   | "file-not-a-database"

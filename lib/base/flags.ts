@@ -4,6 +4,7 @@
  * person sees all of them at once. What a value means is not decided here.
  */
 
+/** One flag as the lexer must know it; who reads its value decides what it may be. */
 export interface FlagSpec {
   /** As typed, without dashes: `batch-ms`. */
   readonly name: string;
@@ -23,6 +24,7 @@ export interface Mistake {
   readonly right: string;
 }
 
+/** A command line taken apart. What could not be understood is in `mistakes` and nowhere else. */
 export interface FlagWords {
   /** Values by flag name, in the order given; a bare switch has the value `true`. */
   readonly values: ReadonlyMap<string, readonly string[]>;

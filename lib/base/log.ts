@@ -7,10 +7,13 @@
  */
 import type { Clock } from "./clock.ts";
 
+/** From the least to the gravest; a logger writes its own level and everything graver. */
 export type LogLevel = "debug" | "info" | "warn" | "error";
 
+/** Secrets are hidden by the names of their fields; long texts are cut when the line is made. */
 export type LogFields = Readonly<Record<string, unknown>>;
 
+/** What the parts of a node write to; none of them knows where the lines go. */
 export interface Logger {
   debug(message: string, fields?: LogFields): void;
   info(message: string, fields?: LogFields): void;
@@ -22,6 +25,7 @@ export interface Logger {
   isOn(level: LogLevel): boolean;
 }
 
+/** What a logger needs of the world: a wall clock and a place for its lines. */
 export interface LogOptions {
   readonly level: LogLevel;
   readonly format: "text" | "json";
@@ -35,6 +39,7 @@ const RANK: Readonly<Record<LogLevel, number>> = { debug: 0, info: 1, warn: 2, e
 /** A longer text is cut: a peer's HTML page in an error helps nobody. */
 const TEXT_LENGTH_MAX = 2_000;
 
+/** Holds nothing back: `write` has had the line when a call returns. */
 export function createLogger(options: LogOptions): Logger {
   const { level: least, format, clock, write } = options;
   const isOn = (level: LogLevel) => RANK[level] >= RANK[least];
@@ -144,6 +149,7 @@ function escapeControls(text: string): string {
 
 // --- the same thing many times -----------------------------------------------------------------
 
+/** Counts what happens often; its owner calls `flush` from time to time, and at the end. */
 export interface Repeats {
   /** Something happened, `count` times. Nothing is written yet. */
   add(level: LogLevel, message: string, fields: LogFields, count?: number): void;
@@ -151,6 +157,7 @@ export interface Repeats {
   flush(all?: boolean): void;
 }
 
+/** Pauses are measured by the monotonic clock, in ms. */
 export interface RepeatsOptions {
   readonly log: Pick<Logger, "log">;
   readonly clock: Pick<Clock, "monotonicMs">;

@@ -8,6 +8,7 @@ export interface Random {
   hex(bytes: number): string;
 }
 
+/** Only `hex` is fit for secrets: `next` can be foretold. */
 export const systemRandom: Random = {
   next: () => Math.random(),
   // Bun's own is six times as fast as the package `uuidv7`, which is kept for ids from outside.

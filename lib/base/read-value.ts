@@ -3,9 +3,12 @@
  * value or with what would be right, in words that go straight into a message.
  */
 
+/** The value, or what would be right in its place. */
 export type Read<T> = { readonly value: T } | { readonly right: string };
 
+/** Bytes: the binary units in which people give sizes. */
 export const KIB = 1024;
+/** Bytes, too. */
 export const MIB = 1024 * KIB;
 
 /** A whole number, of the unit named in the message. */

@@ -22,6 +22,7 @@ export function nameKey(name: string): string {
   return name.replace(/[A-Z]/g, (letter) => letter.toLowerCase());
 }
 
+/** A word of SQL with its place: `sql.slice(start, end)` is how it was written. */
 export interface Token {
   readonly kind: "name" | "quoted-name" | "text" | "number" | "symbol";
   /** The name without its quotes, or the token as it stands. */

@@ -11,6 +11,7 @@ import { flagLines, mistakesText } from "./usage.ts";
 
 const FLAGS: readonly FileFlag[] = [DB_FLAG];
 
+/** Works on the file itself; needs no running node. */
 export const alter: Command = {
   name: "alter",
   summary: "run one ALTER TABLE on a synced table",

@@ -25,6 +25,7 @@ const PEER_FLAG: NodeFlag = {
 };
 const FLAGS = [PEER_FLAG, NODE_FLAG, TOKEN_FLAG];
 
+/** Only starts it: the node goes on by itself, also over restarts. */
 export const backfill: Command = {
   name: "backfill",
   summary: "send a peer every row and every delete once more",

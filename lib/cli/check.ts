@@ -33,6 +33,7 @@ const FLAGS: readonly FileFlag[] = [
   { name: "json", value: undefined, help: "one JSON object instead of text" },
 ];
 
+/** Reads the whole file, every row of it. */
 export const check: Command = {
   name: "check",
   summary: "say which tables of a file can be synced, and what a start would change",

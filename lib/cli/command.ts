@@ -12,6 +12,7 @@ export interface Runtime {
   readonly terminal: Terminal;
 }
 
+/** One of the words after `hook-sync`; main.ts finds it by `name`. */
 export interface Command {
   readonly name: string;
   /** One line for the list of commands. */

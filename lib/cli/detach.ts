@@ -19,6 +19,7 @@ const FLAGS: readonly FileFlag[] = [
   },
 ];
 
+/** Refuses a file that a node uses, with --force as well. */
 export const detach: Command = {
   name: "detach",
   summary: "take everything of hook-sync out of a file; data stays as it is",

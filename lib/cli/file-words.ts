@@ -1,12 +1,15 @@
 /** The words of the commands that work on a file at rest: `--db F`, switches, and what the command takes. */
 import { type FlagSpec, type FlagWords, type Mistake, readFlags } from "../base/flags.ts";
 
+/** A flag that can also be shown in the usage. */
 export interface FileFlag extends FlagSpec {
   readonly help: string;
 }
 
+/** The one file that such a command works on. */
 export const DB_FLAG: FileFlag = { name: "db", value: "FILE", help: "SQLite file" };
 
+/** What was typed; a command looks at `mistakes` before anything else. */
 export interface FileWords {
   /** Empty where none was given, which is among the mistakes. */
   readonly path: string;

@@ -65,6 +65,7 @@ const FLAGS = [
 /** A file at rest is named by where it is. */
 const FILE_SOURCE = /^(?:turso|sqlite)-file:(.+)$/;
 
+/** Comes back when it is told to stop; a copy of a file at rest ends by itself. */
 export const follow: Command = {
   name: "follow",
   summary: "keep a read copy of a node's file, transaction by transaction",

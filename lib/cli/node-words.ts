@@ -5,6 +5,7 @@ import { forgetProxies } from "../shipper/transport.ts";
 import { EXIT_FAILED, EXIT_USAGE, type Runtime } from "./command.ts";
 import { mistakesText } from "./usage.ts";
 
+/** A flag that can also be shown in the usage. */
 export interface NodeFlag extends FlagSpec {
   readonly help: string;
 }
@@ -12,24 +13,28 @@ export interface NodeFlag extends FlagSpec {
 /** Where a node listens that was started without --listen, on this machine. */
 const NODE_DEFAULT = "http://127.0.0.1:9001";
 
+/** Whoever does not give it asks the default node of this machine. */
 export const NODE_FLAG: NodeFlag = {
   name: "node",
   value: "URL",
   help: `the node to ask (${NODE_DEFAULT})`,
 };
 
+/** For what changes a node or copies its file; all else is open. */
 export const TOKEN_FLAG: NodeFlag = {
   name: "admin-token",
   value: "TEXT",
   help: "its --admin-token, where it runs on another machine; also HOOK_SYNC_ADMIN_TOKEN",
 };
 
+/** For programs; the text is for people and may change. */
 export const JSON_FLAG: NodeFlag = {
   name: "json",
   value: undefined,
   help: "one JSON object instead of text",
 };
 
+/** What was typed, with `node` in its one spelling; look at `mistakes` first. */
 export interface NodeWords {
   readonly node: string;
   readonly token: string | undefined;

@@ -21,6 +21,7 @@ import { columnsText, flagLines } from "./usage.ts";
 const FLAGS = [NODE_FLAG, TOKEN_FLAG, JSON_FLAG];
 const ACTIONS = ["list", "add", "remove"];
 
+/** Speaks to a running node; a file at rest keeps the peers it has. */
 export const peer: Command = {
   name: "peer",
   summary: "list, add or remove the peers of a running node",

@@ -26,6 +26,7 @@ import { logSink } from "./log-sink.ts";
 import { askDirectly } from "./node-words.ts";
 import { flagLines, mistakesText } from "./usage.ts";
 
+/** Comes back with the exit code when the node has stopped, or could not start. */
 export const serve: Command = {
   name: "serve",
   summary: "run a node (what happens without a command)",

@@ -28,6 +28,7 @@ const DB_FLAG: NodeFlag = {
 const SOURCE_FLAG: NodeFlag = { ...NODE_FLAG, help: "copy the file of this running node" };
 const FLAGS = [SOURCE_FLAG, TOKEN_FLAG, DB_FLAG];
 
+/** Asks a node or reads its file; the copy is checked before it gets its name. */
 export const snapshot: Command = {
   name: "snapshot",
   summary: "copy a node's file while it runs, to start another node from",

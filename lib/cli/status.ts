@@ -10,6 +10,7 @@ import { columnsText, flagLines } from "./usage.ts";
 
 const FLAGS = [NODE_FLAG, JSON_FLAG];
 
+/** Needs no token: /health is open to everyone. */
 export const status: Command = {
   name: "status",
   summary: "say how a running node and its peers are",

@@ -10,6 +10,7 @@ export interface Terminal {
   err(text: string): Promise<void>;
 }
 
+/** The process's own two streams. */
 export const systemTerminal: Terminal = {
   out: (text) => write(Bun.stdout, text),
   // Not even that it failed can be told: the exit code says what went wrong.

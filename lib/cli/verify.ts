@@ -43,6 +43,7 @@ const WAIT_FLAG: NodeFlag = {
 };
 const FLAGS = [REPAIR_FLAG, WAIT_FLAG, JSON_FLAG];
 
+/** Changes nothing without --repair. */
 export const verify: Command = {
   name: "verify",
   summary: "compare the rows of running nodes, and repair what differs",

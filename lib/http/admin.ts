@@ -8,6 +8,7 @@ import { RequestError } from "../base/errors.ts";
 
 const FORWARDING_HEADERS = ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via"];
 
+/** What `requireAdmin` goes by: the request's head, and who sent it. */
 export interface AdminCheck {
   readonly headers: Headers;
   /** The other end of the socket, or undefined where it is not known. */

@@ -17,6 +17,7 @@ import { type CopySource, snapshotRoutes } from "./snapshot-routes.ts";
 import { type SyncReceiver, syncRoutes } from "./sync-routes.ts";
 import { TableIndex } from "./table-index.ts";
 
+/** What a node hands its HTTP face. What is a function is asked anew for each request. */
 export interface AppOptions
   extends HealthSource,
     Pick<RowRoutesOptions, "queue" | "repository" | "bodyBytesMax"> {
@@ -35,6 +36,7 @@ export interface AppOptions
   reportError(error: unknown, request: { readonly method: string; readonly path: string }): void;
 }
 
+/** Opens no socket. A failure of ours is answered without its cause and told to `reportError`. */
 export function createApp(options: AppOptions): Hono {
   const { queue, repository, bodyBytesMax, version } = options;
   const tables = new TableIndex(() => options.tables());

@@ -6,6 +6,7 @@
 import { RequestError } from "../base/errors.ts";
 import { parseJson } from "../store/row-input.ts";
 
+/** Integers beyond 2^53 come as BigInt (`parseJson`). Throws a RequestError: 400, 413 or 415. */
 export async function readJson(request: Request, bytesMax: number): Promise<unknown> {
   checkHead(request.headers, bytesMax);
   const body = await receive(request, bytesMax);

@@ -24,11 +24,13 @@ import { JSON_TYPE } from "./errors.ts";
 import { searchParams } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
 
+/** A reading that is done, or the name to ask again by. */
 export type DigestReply =
   | { readonly kind: "done"; readonly snapshot: string; readonly tables: readonly TableSummary[] }
   /** Not yet: ask again. */
   | { readonly kind: "reading"; readonly snapshot: string };
 
+/** A snapshot that is unknown, or not kept any more, is a RequestError, 409. */
 export interface DigestSource {
   /** Reads these tables whole. */
   read(tables: readonly DigestTable[], isSlow: boolean): Promise<DigestReply>;
@@ -50,6 +52,7 @@ export interface DigestSource {
   rows(table: DigestTable, ids: readonly string[], bytesMax: number): Promise<string>;
 }
 
+/** `tables` finds one by its name, `allTables` lists those synced now. */
 export interface DigestRoutesOptions {
   readonly digests: DigestSource;
   readonly tables: TableIndex;
@@ -65,6 +68,7 @@ const BODY_BYTES_MAX = 8 * 1024 * 1024;
 /** What a batch of ours holds at most. */
 const ROWS_BYTES_MAX = 8 * 1024 * 1024;
 
+/** Open to everyone who can reach the node, as /api is. */
 export function digestRoutes(options: DigestRoutesOptions): Hono {
   const { digests, tables, allTables, nodeId } = options;
   const tableOf = (name: string | undefined): DigestTable => {

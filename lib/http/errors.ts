@@ -7,17 +7,20 @@ import { BatchError } from "../protocol/batch.ts";
 import { refusalOf } from "../store/refusal.ts";
 import { isBusy, sqliteCode, storeError } from "../store/write-queue.ts";
 
+/** Headers of every JSON answer; RFC 8259 knows no charset for it. */
 export const JSON_TYPE = { "content-type": "application/json" } as const;
 
 /** What is retried soon should be retried after a pause, not at once. */
 const RETRY_AFTER = { "retry-after": "1" } as const;
 
+/** What the client gets, and whether the node's log should hear of it. */
 export interface FailedAnswer {
   readonly response: Response;
   /** Not the client's doing, and worth a line in the log. */
   readonly isOurs: boolean;
 }
 
+/** `message` goes to the client as it is. */
 export function errorAnswer(
   status: number,
   message: string,
@@ -29,10 +32,12 @@ export function errorAnswer(
   });
 }
 
+/** A 503 with Retry-After of one second. */
 export function unavailable(message: string): Response {
   return errorAnswer(503, message, RETRY_AFTER);
 }
 
+/** Takes whatever was thrown; what nobody foresaw becomes a 500. */
 export function answerError(error: unknown): FailedAnswer {
   if (error instanceof RequestError) {
     return {

@@ -64,6 +64,7 @@ export interface FollowingReport {
   }[];
 }
 
+/** What /health says; `healthJson` gives it the names of PROTOCOL.md, "REST and health". */
 export interface HealthReport {
   /** False when capture is broken, the disk is full or a table was lost; never for a peer that is down. */
   readonly ok: boolean;
@@ -100,12 +101,14 @@ export interface HealthReport {
   readonly uptimeS: number;
 }
 
+/** Asked at every request; both answer from what the node knows, without asking peers. */
 export interface HealthSource {
   health(): HealthReport;
   /** With `last=`, the mark of that file, where a peer of ours asks. */
   identity(askedByDb: string | undefined): Identity;
 }
 
+/** Open to everyone: orchestrators and existing nodes send no token. */
 export function healthRoutes(source: HealthSource): Hono {
   return new Hono()
     .get("/health", (c) => {

@@ -16,6 +16,7 @@ export interface MemberReport {
   readonly configured: boolean;
 }
 
+/** The node's own list of peers; a change of it lasts, in the node's file. */
 export interface Membership {
   peers(): readonly MemberReport[];
   /** This node's address for others (`--url`), or null where it was not given. */
@@ -33,6 +34,7 @@ export interface Membership {
 /** Bodies here are one address. */
 const BODY_BYTES_MAX = 16 * 1024;
 
+/** Anybody may read the list; changing it takes what admin.ts asks for. */
 export function peerRoutes(membership: Membership): Hono {
   const guard = (request: Request) =>
     requireAdmin({

@@ -14,6 +14,7 @@ import { JSON_TYPE } from "./errors.ts";
 import { searchParams, segment } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
 
+/** What the REST routes read and write by; a body beyond `bodyBytesMax` is a 413. */
 export interface RowRoutesOptions {
   readonly repository: Repository;
   readonly queue: Pick<WriteQueue, "run">;
@@ -31,6 +32,7 @@ export const BATCH_ROWS_MAX = 100_000;
 const OK = { headers: JSON_TYPE } as const;
 const CREATED = { status: 201, headers: JSON_TYPE } as const;
 
+/** Writes are answered after their commit. */
 export function rowRoutes(options: RowRoutesOptions): Hono {
   const { repository, queue, tables, bodyBytesMax } = options;
 

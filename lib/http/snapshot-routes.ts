@@ -7,6 +7,7 @@ import type { CopyStream } from "../store/snapshot.ts";
 import { requireAdmin } from "./admin.ts";
 import type { Membership } from "./peer-routes.ts";
 
+/** Where whole copies come from, and how long a request may wait for one. */
 export interface CopySource {
   /** Resolves when the copy is made, which takes as long as reading the file. */
   copy(): Promise<CopyStream>;
@@ -14,6 +15,7 @@ export interface CopySource {
   keepOpen(request: Request): void;
 }
 
+/** The first byte comes when the whole copy is made: minutes, for a large file. */
 export function snapshotRoutes(
   copies: CopySource,
   membership: Pick<Membership, "remoteAddress" | "adminToken">,

@@ -11,6 +11,7 @@ import {
 import { readBody } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 
+/** A batch as it came, with what the headers say of its sender. */
 export interface SyncRequest {
   readonly body: Uint8Array;
   readonly nodeId: string | undefined;
@@ -18,6 +19,7 @@ export interface SyncRequest {
   readonly identity: Identity | undefined;
 }
 
+/** PROTOCOL.md's answer; `identity` goes into the header, not into the JSON. */
 export interface SyncReply {
   readonly applied: number;
   readonly ack: number;
@@ -29,6 +31,7 @@ export interface SyncReceiver {
   apply(request: SyncRequest): Promise<SyncReply>;
 }
 
+/** A body beyond `bodyBytesMax` is a 413, which makes the sender cut its batch. */
 export function syncRoutes(sync: SyncReceiver, bodyBytesMax: number): Hono {
   return new Hono().post("/sync", async (c) => {
     const { headers } = c.req.raw;

@@ -2,6 +2,7 @@
 import type { SyncedTable } from "../store/schema.ts";
 import { nameKey } from "../store/sql.ts";
 
+/** Follows the tables: it is made anew at the first question after they changed. */
 export class TableIndex {
   readonly #tables: () => readonly SyncedTable[];
   #indexed: readonly SyncedTable[] | undefined;

@@ -14,6 +14,7 @@ export class BatchError extends Error {
   override name = "BatchError";
 }
 
+/** What JSON.parse makes; numbers have lost their digits by then. */
 export type JsonValue =
   | null
   | boolean
@@ -22,6 +23,7 @@ export type JsonValue =
   | readonly JsonValue[]
   | { readonly [member: string]: JsonValue };
 
+/** The envelope is checked, the changes in it are not. */
 export interface ReceivedBatch {
   readonly batchId: number;
   readonly changes: readonly ReceivedChange[];
@@ -44,6 +46,7 @@ export interface ReceivedChange {
   rowTokens(): ReadonlyMap<string, string>;
 }
 
+/** Throws a BatchError. `"changes": null` is an empty batch: so Go writes a nil slice. */
 export function parseBatch(body: Uint8Array): ReceivedBatch {
   if (body.length === 0) throw new BatchError("the body is empty; a batch is a JSON object");
   if (!isUtf8(body)) throw new BatchError("the body is not valid UTF-8");
@@ -83,6 +86,7 @@ export function parseChange(source: string): ReceivedChange {
   return parseBatch(new TextEncoder().encode(`{"batch_id":0,"changes":[${source}]}`)).changes[0]!;
 }
 
+/** Not for arrays and null, which `typeof` calls objects, too. */
 export function isObject(
   value: JsonValue | undefined,
 ): value is { readonly [member: string]: JsonValue } {

@@ -103,10 +103,12 @@ export function isDifferent(states: readonly (KeyState | undefined)[]): boolean 
   return states.some((state) => (state?.hash ?? null) !== (states[0]?.hash ?? null));
 }
 
+/** Modulo 2^64, so that the order of adding does not matter. */
 export function addHashes(left: bigint, right: bigint): bigint {
   return BigInt.asUintN(64, left + right);
 }
 
+/** Sixteen hex digits, as digests travel: JSON numbers would lose some. */
 export function hashText(hash: bigint): string {
   return hash.toString(16).padStart(16, "0");
 }

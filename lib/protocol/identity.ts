@@ -3,8 +3,11 @@
  * (DESIGN.md, "Identity"). Nodes of other makes ignore it; a sender without it is foreign.
  */
 
+/** Ours alone (DESIGN.md, "Identity"): requests, replies and /health carry it. */
 export const IDENTITY_HEADER = "X-Hook-Sync";
+/** The sender's --id; of the contract (PROTOCOL.md, "POST /sync"). */
 export const NODE_ID_HEADER = "X-Node-Id";
+/** The sender's --url, or a hub's own on what it forwards (PROTOCOL.md, "REST and health"). */
 export const NODE_URL_HEADER = "X-Node-Url";
 
 /** The largest batch id a receiver committed from one sender, with a hash of that batch's last change. */
@@ -13,6 +16,7 @@ export interface Mark {
   readonly hash: string;
 }
 
+/** One header of ours, taken apart; a request, a reply and /health each fill some of it. */
 export interface Identity {
   /** Random id of the sender's file. */
   readonly db: string;

@@ -3,6 +3,7 @@
  * ever; most such peers are a slip in a start script and can be seen from the address alone.
  */
 
+/** Where a node can be reached, as far as it knows by itself. */
 export interface OwnAddress {
   /** What the node listens on: a name or an address without brackets; undefined for all. */
   readonly hostname: string | undefined;

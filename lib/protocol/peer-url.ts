@@ -4,6 +4,7 @@
  * watermark stored under the other spelling would not be found again.
  */
 
+/** Only `url` may be stored or compared: it is the one spelling. */
 export type PeerUrl =
   | { readonly url: string }
   /** Why it is none, as a sentence for a person. Never repeats a password. */

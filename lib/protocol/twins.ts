@@ -6,6 +6,7 @@
  */
 import type { PeerHealth } from "./peer.ts";
 
+/** What this node would see if it looked at itself. */
 export interface Self {
   readonly nodeId: string;
   /** Of the file. */

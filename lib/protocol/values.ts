@@ -4,6 +4,7 @@
  * matter: deciding ties, restoring parked changes, comparing nodes.
  */
 
+/** One value of a row, with everything that SQLite tells apart. */
 export type Value =
   | { readonly kind: "null" }
   | { readonly kind: "integer"; readonly value: bigint }
@@ -110,6 +111,7 @@ function richness(value: Value): number {
   }
 }
 
+/** Equal in kind, content and richness: neither would be chosen over the other. */
 export function sameValue(left: Value, right: Value): boolean {
   return (
     left.kind === right.kind &&

@@ -32,6 +32,7 @@ export interface ColumnNote {
   readonly isOwn?: boolean;
 }
 
+/** By lower-cased column name; a column without a note has its value from the row's change. */
 export type Notes = ReadonlyMap<string, ColumnNote>;
 
 /** What a node holds of a row. */
@@ -43,12 +44,14 @@ export interface Held {
   readonly notes: Notes;
 }
 
+/** A change that carries a row, as far as deciding needs it. */
 export interface Incoming {
   readonly version: number;
   /** The columns that came, known here or not. */
   readonly cells: Content;
 }
 
+/** What becomes of a held row: nothing is written for an outcome of `stale`. */
 export interface Merge {
   /** `stale`: nothing of it counts. `same`: it, or a richer form of it, is held already. */
   readonly outcome: "took" | "same" | "stale";

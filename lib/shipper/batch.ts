@@ -48,6 +48,7 @@ export function isStoreError(error: unknown): error is Error {
   return String(error.code).startsWith("SQLITE_");
 }
 
+/** The connection only reads; it is opened and closed by whoever gives it. */
 export interface LogBatchSourceOptions {
   readonly db: Database;
   readonly batchChangesMax: number;

@@ -29,6 +29,7 @@ import { type Content, compareContent } from "../protocol/winner.ts";
 import { wireContent } from "../protocol/wire-content.ts";
 import { callNode, complaint, type NodeAnswer, type NodeCall } from "./node-client.ts";
 
+/** What a comparison works with; network and time come in from outside. */
 export interface CompareOptions {
   /** Base URLs, at least two. */
   readonly nodes: readonly string[];
@@ -44,6 +45,7 @@ export interface CompareOptions {
   readonly call?: ((call: NodeCall) => Promise<NodeAnswer>) | undefined;
 }
 
+/** What was found; lists by node are in the order of `nodes`. */
 export interface Comparison {
   readonly nodes: readonly ComparedNode[];
   readonly tables: readonly ComparedTable[];
@@ -51,6 +53,7 @@ export interface Comparison {
   readonly inFlight: readonly string[];
 }
 
+/** Where it was asked, and the --id it gave for itself. */
 export interface ComparedNode {
   readonly url: string;
   readonly id: string;
@@ -72,6 +75,7 @@ export interface ComparedTable {
   readonly rowsRead: readonly number[];
 }
 
+/** A row that was not the same everywhere when it was last looked at. */
 export interface DifferingKey {
   readonly id: string;
   /** What each node has; undefined: nothing. */

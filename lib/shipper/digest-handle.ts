@@ -13,6 +13,7 @@ import type {
   ToDigester,
 } from "./digest-messages.ts";
 
+/** The thread opens connections of its own to `dbPath`, which only read. */
 export interface DigestHandleOptions {
   /** Made in server.ts, where the bundler sees it. */
   readonly workerUrl: URL;
@@ -30,6 +31,7 @@ interface Waiting {
   readonly reject: (error: Error) => void;
 }
 
+/** One per node. After `stop` every question is refused as busy. */
 export class DigestHandle {
   readonly #options: DigestHandleOptions;
   readonly #waiting = new Map<number, Waiting>();

@@ -51,17 +51,21 @@ export interface DigestQuestions {
   readonly copy: { readonly ask: { readonly path: string }; readonly answer: null };
 }
 
+/** Names what is asked, and by that the types of the question and its answer. */
 export type QuestionKind = keyof DigestQuestions;
 
+/** One of the questions with its own arguments, never with another's. */
 export type Question = {
   readonly [K in QuestionKind]: { readonly kind: K; readonly ask: DigestQuestions[K]["ask"] };
 }[QuestionKind];
 
+/** `start` comes first and once; `stop` is the last thing said. */
 export type ToDigester =
   | { readonly kind: "start"; readonly dbPath: string }
   | { readonly kind: "ask"; readonly number: number; readonly question: Question }
   | { readonly kind: "stop" };
 
+/** Answers come in any order, each with the number of its question. */
 export type FromDigester =
   | { readonly kind: "answer"; readonly number: number; readonly answer: unknown }
   | { readonly kind: "failed"; readonly number: number; readonly failure: Failure }

@@ -10,10 +10,12 @@ import type { DigestTable } from "../store/digest.ts";
 import type { RangeBuckets, RangeKeys, TableSummary } from "../store/digester.ts";
 import type { DigestHandle } from "./digest-handle.ts";
 
+/** A failure is no kind of this: it rejects. */
 export type Reading =
   | { readonly kind: "done"; readonly snapshot: string; readonly tables: readonly TableSummary[] }
   | { readonly kind: "reading"; readonly snapshot: string };
 
+/** What names are made from and waiting is done with; the handle is the node's. */
 export interface DigestsOptions {
   readonly handle: DigestHandle;
   readonly timers: Timers;
@@ -27,6 +29,7 @@ const PATIENCE_MS = 20_000;
 /** As many as their snapshots are kept (digester.ts), and some that still wait. */
 const READINGS_MAX = 32;
 
+/** One per node: only it knows the readings by the names it gave them. */
 export class Digests {
   readonly #options: DigestsOptions;
   readonly #readings = new Map<string, Promise<readonly TableSummary[]>>();

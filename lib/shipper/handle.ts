@@ -15,6 +15,7 @@ const STABLE_MS = 60_000;
 const STOP_MS_MAX = 1_000;
 const DRAIN_MS_GRACE = 250;
 
+/** Clock, chance and timers are for restarting it: the worker has its own. */
 export interface ShipperHandleOptions {
   /** Made in server.ts, where the bundler sees it: `new URL("./lib/shipper/worker.ts", import.meta.url)`. */
   readonly workerUrl: URL | string;
@@ -26,6 +27,7 @@ export interface ShipperHandleOptions {
   readonly timers?: Timers;
 }
 
+/** What is asked of the worker happens later; only `drain` and `stop` tell when it is done. */
 export interface ShipperHandle {
   /** Tells that the log is settled up to this change id; see `ToShipper` for `rewritten`. */
   settled(through: number, rewritten?: boolean, targeted?: boolean): void;

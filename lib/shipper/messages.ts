@@ -7,6 +7,7 @@ import type { LogLevel } from "../base/log.ts";
 import type { Mark } from "../protocol/identity.ts";
 import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
 
+/** Fixed for the life of a worker: with other peers another one is started. */
 export interface ShipperConfig {
   readonly dbPath: string;
   readonly nodeId: string;
@@ -24,6 +25,7 @@ export interface ShipperConfig {
   readonly peers: readonly PeerStart[];
 }
 
+/** From the main thread, in order; `start` comes first and once. */
 export type ToShipper =
   | { readonly kind: "start"; readonly config: ShipperConfig }
   /**
@@ -53,6 +55,7 @@ export interface Refusal {
   readonly attempts: number;
 }
 
+/** From the worker, in order; nothing comes after `stopped`. */
 export type FromShipper =
   | { readonly kind: "ready" }
   /** The watermark of a peer moved. Persist it, with the refusals, in one transaction; then prune. */
@@ -98,6 +101,7 @@ export type FromShipper =
   | { readonly kind: "drained"; readonly pending: number }
   | { readonly kind: "stopped" };
 
+/** The kinds of PeerLink, as /health shows them; a retry does not hide what it is a retry of. */
 export type PeerStateName =
   | "idle"
   | "sending"

@@ -4,6 +4,7 @@
  */
 import { IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
 
+/** One request; an answer that takes longer than `timeoutMs` has failed. */
 export interface NodeCall {
   /** Base URL of the node. */
   readonly node: string;
@@ -18,6 +19,7 @@ export interface NodeCall {
   readonly timeoutMs?: number;
 }
 
+/** Any status counts as an answer; only what got none has failed. */
 export type NodeAnswer =
   | {
       readonly kind: "answered";
@@ -66,6 +68,7 @@ export function complaint(answer: NodeAnswer): string {
   return said === "" ? `it answered ${status}` : said;
 }
 
+/** A request whose answer may not fit into memory; there is no time limit. */
 export interface Download {
   /** Base URL of the node. */
   readonly node: string;
@@ -104,6 +107,7 @@ export async function downloadFrom(download: Download): Promise<string | undefin
   }
 }
 
+/** A request that only `signal`, or the node, ends. */
 export interface Stream {
   /** Base URL of the node. */
   readonly node: string;

@@ -141,6 +141,7 @@ export type PeerLink = Standing &
     | { readonly kind: "not-admitted"; readonly rounds: number }
   );
 
+/** One half of the table of cells below: what a link can be. */
 export type LinkKind = PeerLink["kind"];
 
 /** What happened. All but the first and the last two answer a `send`. */
@@ -165,6 +166,7 @@ export type LinkEvent =
   /** Somebody waits for this peer (drain): do not sit out a pause of our own making. */
   | { readonly kind: "hurry" };
 
+/** The other half: a kind left out there does not compile. */
 export type EventKind = LinkEvent["kind"];
 
 /** What the driver is to do, in this order. At most one of `send` and `wake` is in a step. */
@@ -187,6 +189,7 @@ export type LinkEffect =
       readonly attempts: number;
     };
 
+/** Where nothing happened `link` is the very object that came in. */
 export interface Step {
   readonly link: PeerLink;
   readonly effects: readonly LinkEffect[];
@@ -218,6 +221,7 @@ export function openLink(watermark: number): PeerLink {
 /** What lasts longer than a hiccup and is worth a line in the log. */
 export type Trouble = "down" | "not-admitted" | "refusing";
 
+/** Below ATTEMPTS_MAX failures in a row: the trouble the link had before, or undefined. */
 export function troubleOf(link: PeerLink): Trouble | undefined {
   switch (link.kind) {
     case "idle":

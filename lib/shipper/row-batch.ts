@@ -15,6 +15,7 @@ import { rowJsonSql } from "../store/row-json.ts";
 import { nameKey, quoteName } from "../store/sql.ts";
 import { changeText } from "./batch.ts";
 
+/** The ids after the first `next` did not fit: they are asked for again. */
 export interface RowBatch {
   /** `{"batch_id":1,"next":…,"changes":[…]}` */
   readonly body: string;

@@ -66,11 +66,13 @@ export const PACED_CHANGES_MIN = 8;
 /** When this many wait there is nothing to be gained by waiting. */
 export const UNPACED_CHANGES = 1_000;
 
+/** What the driver itself goes by; the rest of the config is the transport's and the source's. */
 export type ShipperSettings = Pick<
   ShipperConfig,
   "dbId" | "batchChangesMax" | "settledThrough" | "targeted" | "peers"
 >;
 
+/** Everything the shipper touches: it opens nothing by itself. */
 export interface ShipperOptions {
   readonly config: ShipperSettings;
   readonly clock: Clock;

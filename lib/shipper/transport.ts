@@ -30,6 +30,7 @@ const HEALTH_TIMEOUT_MS = 10_000;
 /** As much of a reply as a person needs to see what is at that address. */
 const QUOTED_CHARACTERS_MAX = 200;
 
+/** One POST /sync as it leaves; the body is ready to be sent. */
 export interface SyncRequest {
   /** The peer's base URL. */
   readonly peer: string;
@@ -63,6 +64,7 @@ export type Verdict =
 /** A verdict with the reply it came from; without one where nothing like HTTP came back. */
 export type Outcome = Verdict & { readonly reply: Reply | undefined };
 
+/** What reading a peer's /health came to; never a rejection. */
 export type HealthOutcome =
   | { readonly kind: "health"; readonly health: PeerHealth; readonly reply: Reply }
   /** Something answers there, but has no /health of ours or of an existing node's kind. */
@@ -192,6 +194,7 @@ export function parseRetryAfter(header: string | null, nowMs: number): number {
   return Number.isNaN(at) ? 0 : Math.max(0, at - nowMs);
 }
 
+/** What every request says of this node, and how long one may take. */
 export interface FetchTransportOptions {
   readonly nodeId: string;
   readonly nodeUrl: string | undefined;

@@ -30,6 +30,7 @@ import { isOddSql } from "./versions.ts";
 /** `--tables`: names, everything that qualifies, or nothing said. */
 export type AskedTables = readonly string[] | "*" | undefined;
 
+/** What an empty file gets; PROTOCOL.md, "Tables every node has". */
 export const DEFAULT_TABLE_SQL = `
   CREATE TABLE items(
     id TEXT PRIMARY KEY, name TEXT, value INTEGER,
@@ -75,6 +76,7 @@ function refuseOtherEncodings(db: Database): void {
   );
 }
 
+/** What --tables and --schema say, and whether an empty file gets `DEFAULT_TABLE_SQL`. */
 export interface AdoptOptions {
   readonly asked: AskedTables;
   /** False: whoever opens an empty file brings tables of its own. */
@@ -155,6 +157,7 @@ export function isZeroed(db: Database, table: SyncedTable): boolean {
   return setting(db, `zeroed:${table.key}`) !== null;
 }
 
+/** Remembers for good that this is done, and for how many rows. */
 export function markZeroed(db: Database, table: SyncedTable, rows: number): void {
   setSetting(db, `zeroed:${table.key}`, rows);
 }

@@ -68,6 +68,7 @@ function nameOf(token: Token | undefined): string | undefined {
   return token.kind === "text" ? token.value.slice(1, -1).replaceAll("''", "'") : token.value;
 }
 
+/** `table` is its name after the statement, which may have renamed it. */
 export interface AlterOutcome {
   readonly table: string;
   /** Whether our triggers stood on it, and stand there again. */

@@ -19,6 +19,7 @@ import { isOddSql } from "./versions.ts";
 
 const SLICE_ROWS = 2_000;
 
+/** Works off what `announceLater` and `announceUnseen` left in the file. */
 export class Announcer {
   readonly #db: Database;
   /** Tables with a trigger of the application that forbids setting a stamp. */

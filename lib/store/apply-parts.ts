@@ -31,6 +31,7 @@ export interface Failure {
   readonly reason: string;
 }
 
+/** Counts of one transaction. `applied` is that of PROTOCOL.md: exact repeats count. */
 export interface ApplyTally {
   applied: number;
   parked: number;
@@ -39,6 +40,7 @@ export interface ApplyTally {
   logged: number;
 }
 
+/** A new one each time: those who apply add to it in place. */
 export function emptyTally(): ApplyTally {
   return { applied: 0, parked: 0, leftOut: 0, logged: 0 };
 }
@@ -70,6 +72,7 @@ export async function runWithout<T>(guilty: Guilty, work: () => Promise<T>): Pro
   }
 }
 
+/** Something that happened to one change and is worth a line in the log. */
 export interface ApplyEvent {
   readonly kind: "parked" | "left-out" | "trigger";
   readonly peer: string;
@@ -77,6 +80,7 @@ export interface ApplyEvent {
   readonly reason: string;
 }
 
+/** All over the one writing connection; the Applier wires them and owns none but the writers. */
 export interface ApplyParts {
   readonly db: Database;
   readonly survey: () => Survey;

@@ -16,6 +16,7 @@ export interface Run {
   readonly deletes: Deletes;
 }
 
+/** Columns of a statement, not objects: rows are bound as they lie here. */
 export interface Upserts {
   /** Places in the batch; `ids` and `versions` go with them. */
   readonly at: number[];
@@ -25,12 +26,14 @@ export interface Upserts {
   readonly bindings: Binding[];
 }
 
+/** Side by side like Upserts; `versions` are those of the deletes. */
 export interface Deletes {
   readonly at: number[];
   readonly ids: string[];
   readonly versions: number[];
 }
 
+/** What holds for every change of the part of a batch that is taken at one go. */
 export interface RunContext {
   readonly survey: Survey;
   readonly nowMs: number;

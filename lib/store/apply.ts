@@ -26,6 +26,7 @@ import { TableWriter } from "./table-writer.ts";
 
 export type { ApplyEvent } from "./apply-parts.ts";
 
+/** The parts it is given; the writers of tables it makes itself. */
 export type ApplierOptions = Omit<ApplyParts, "writerFor">;
 
 /** What of a batch is applied in one transaction, by whom it was sent. */
@@ -37,6 +38,7 @@ interface Slice {
   readonly guilty: Guilty;
 }
 
+/** One per writing connection. Everything runs inside the caller's transaction. */
 export class Applier {
   readonly #db: Database;
   readonly #parts: ApplyParts;

@@ -189,15 +189,18 @@ export function surveyAll(db: Database): Survey {
   return survey(db, { all: true, names: [] });
 }
 
+/** Undefined before the first start. Only for a file that has our tables: see `wasOurs`. */
 export function readSelection(db: Database): Selection | undefined {
   const text = setting(db, "tables");
   return typeof text === "string" ? (JSON.parse(text) as Selection) : undefined;
 }
 
+/** For this start and all later ones, until another --tables is given. */
 export function writeSelection(db: Database, selection: Selection): void {
   setSetting(db, "tables", JSON.stringify(selection));
 }
 
+/** By nameKey, as of the last `writeKnown`; empty before the first. */
 export function readKnown(db: Database): Map<string, KnownTable> {
   const text = setting(db, "known");
   const known = typeof text === "string" ? (JSON.parse(text) as KnownTable[]) : [];
@@ -214,6 +217,7 @@ function adoptedTables(db: Database): ReadonlySet<string> {
   return wasOurs(db) ? new Set(readKnown(db).keys()) : new Set();
 }
 
+/** Replaces what was known: a table that is not given is forgotten. */
 export function writeKnown(db: Database, tables: Iterable<SyncedTable>): void {
   const known = [...tables].map((table) => ({
     name: table.name,
@@ -222,6 +226,7 @@ export function writeKnown(db: Database, tables: Iterable<SyncedTable>): void {
   writeKnownTables(db, known);
 }
 
+/** The same for tables that were read from there, not surveyed. */
 export function writeKnownTables(db: Database, known: Iterable<KnownTable>): void {
   setSetting(db, "known", JSON.stringify([...known]));
 }
@@ -264,6 +269,7 @@ export function capturedTables(db: Database): Set<string> {
   );
 }
 
+/** Whether capture can be trusted, and if not, how far. */
 export type TriggerState =
   | "fine"
   /** All there, for another shape of the table or of an older version. */

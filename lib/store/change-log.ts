@@ -18,6 +18,7 @@ const COUNTED_IDS_MAX = 10_000;
 /** What an entry takes besides its row, about. */
 const ENTRY_BYTES = 80;
 
+/** Writes inside the caller's transaction; what it cached goes with `forget`. */
 export class ChangeLog {
   readonly #db: Database;
   #mirroredThrough: number | undefined;

@@ -33,6 +33,7 @@ export interface WriteContext {
 
 const NO_NOTES: Notes = new Map();
 
+/** The row path. Runs inside the caller's transaction, with the syncing flag up. */
 export class ChangeWriter {
   readonly #parts: ApplyParts;
 

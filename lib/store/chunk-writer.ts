@@ -9,6 +9,7 @@ import type { Origin } from "./healing.ts";
 import { isRowFault } from "./row-fault.ts";
 import type { ChunkVerdict, TableWriter } from "./table-writer.ts";
 
+/** What a run needs of its batch; `at` is always a place in that batch. */
 export interface ChunkContext {
   readonly isForeign: boolean;
   readonly originOf: (at: number) => Origin;
@@ -21,6 +22,7 @@ export interface ChunkContext {
 /** Fewer deletes are not worth statements of their own. */
 const DELETES_MIN = 8;
 
+/** The chunk path. Runs inside the caller's transaction, with the syncing flag up. */
 export class ChunkWriter {
   readonly #parts: ApplyParts;
   /** The last chunk held nothing new, as when a batch comes again: then the next is looked at first. */

@@ -29,6 +29,7 @@ interface TableNotes {
 const NO_NOTES: Notes = new Map();
 const NO_IDS: ReadonlySet<string> = new Set();
 
+/** Caches which tables have notes: `forget` after a rollback, or where others write them. */
 export class ColumnNotes {
   readonly #db: Database;
   readonly #of: Statement<NoteRow, [string, string]>;

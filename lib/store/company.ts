@@ -15,6 +15,7 @@ const PROBE_EVERY = 64;
 /** For so long at most. */
 export const COMPANY_MS_MAX = 1;
 
+/** Only counts and decides: the write queue, which owns it, has the clock and the timer. */
 export class Company {
   #size = 0;
   #looks = 0;

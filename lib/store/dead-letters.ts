@@ -11,6 +11,7 @@ import type { Failure } from "./apply-parts.ts";
 import type { Origin } from "./healing.ts";
 import type { ParkCode, Parking } from "./read-change.ts";
 
+/** A received entry as retrying needs it; those that peers refused are no such entries. */
 export interface Parked {
   readonly deadId: number;
   /** Who sent it, for people; `origin` is what healing needs to know of it. */
@@ -26,6 +27,7 @@ export interface Parked {
   readonly parkedAtMs: number;
 }
 
+/** Entries, not bytes. */
 export interface DeadLetterCounts {
   readonly all: number;
   /** Those of them that were received. */
@@ -90,6 +92,7 @@ const SELECT_SQL = `
   FROM _dead_letter
   WHERE direction = 'received' AND`;
 
+/** One per writing connection: it keeps the sum of what is parked, to hold it to a bound. */
 export class DeadLetters {
   readonly #db: Database;
   readonly #bytesMax: number;

@@ -11,6 +11,7 @@ import { lockFile, openDatabase, openError, resolvePath } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
 import { nameKey, tokenize } from "./sql.ts";
 
+/** What detaching would destroy for good. */
 export interface Losses {
   /** Logged changes that a peer lacks; without peers, all that are logged. */
   readonly unsent: number;
@@ -22,12 +23,14 @@ export interface Losses {
   readonly refused: number;
 }
 
+/** A table of ours that stays, since something of the application would fail without it. */
 export interface Kept {
   readonly table: string;
   /** The application's trigger or view that reads it. */
   readonly reader: string;
 }
 
+/** How it ended; a file that cannot be used at all throws instead. */
 export type DetachOutcome =
   /** No node ever used it: nothing was changed. */
   | { readonly kind: "nothing-there" }

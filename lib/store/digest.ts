@@ -24,6 +24,7 @@ import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
 import { isOddSql } from "./versions.ts";
 
+/** `key` is the name that nodes agree on, `name` is how this file spells it. */
 export interface DigestColumn extends JsonColumn {
   readonly key: string;
 }
@@ -38,6 +39,7 @@ export interface DigestTable {
   readonly columns: readonly DigestColumn[];
 }
 
+/** All columns but the id, in the order in which every node hashes them. */
 export function digestTableOf(table: SyncedTable): DigestTable {
   const columns = table.columns
     .filter((column) => column !== table.id)

@@ -47,6 +47,7 @@ export interface RangeKeys extends KeyRange {
   readonly through: string | undefined;
 }
 
+/** It opens connections of its own to `path`, and closes them. */
 export interface DigesterOptions {
   readonly path: string;
   readonly clock: Pick<Clock, "monotonicMs">;
@@ -68,6 +69,7 @@ interface Kept {
   readonly digest: Digest;
 }
 
+/** A snapshot that is not kept any more is a RequestError, 409. Must be closed. */
 export class Digester {
   readonly #options: DigesterOptions;
   /** By name, the newest last; in each by table key. */

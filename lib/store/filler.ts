@@ -51,6 +51,7 @@ export interface FillProgress {
   readonly entries: number;
 }
 
+/** What a Filler reads rows by; fills themselves are kept in the file. */
 export interface FillerOptions {
   readonly db: Database;
   readonly columnNotes: ColumnNotes;
@@ -80,6 +81,7 @@ export function noteFillsGone(db: Database, through: number): void {
   if (through > goneThrough(db)) setSetting(db, GONE_SETTING, through);
 }
 
+/** Keeps nothing of a fill in memory: how far each one is stands in `_peer_state`. */
 export class Filler {
   readonly #db: Database;
   readonly #options: FillerOptions;

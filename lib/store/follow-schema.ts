@@ -16,6 +16,7 @@ import { jsonPath, loggedRowSql } from "./row-json.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
 
+/** Both names as they are written, not as keys. */
 export interface Renamed {
   readonly from: string;
   readonly to: string;

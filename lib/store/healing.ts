@@ -23,8 +23,10 @@ export interface Origin {
   readonly isForeign: boolean;
 }
 
+/** For writes of this node: no peer has an empty name. */
 export const LOCAL_ORIGIN: Origin = { name: "", isForeign: false };
 
+/** All of the same writing connection. */
 export interface HealingOptions {
   readonly db: Database;
   readonly log: ChangeLog;
@@ -50,6 +52,7 @@ interface ContestedRow {
   readonly due_at: number;
 }
 
+/** Once active it stays so, over restarts, too. Runs inside the caller's transaction. */
 export class Healing {
   readonly #db: Database;
   readonly #log: ChangeLog;

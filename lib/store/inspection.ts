@@ -12,6 +12,7 @@ import type { FileMode } from "./read-unchanged.ts";
 import { readOtherRelations, readTables, STAMP_MS_MAX, type Table } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 
+/** A report, as of one moment; nothing in it is acted upon. */
 export interface Inspection {
   /** Which node used the file last; undefined where none did. */
   readonly usedBy:
@@ -29,12 +30,14 @@ export interface Inspection {
   readonly adoption: Adoption;
 }
 
+/** Why a table cannot be synced, and the SQL or the step that would change that. */
 export interface Verdict {
   readonly name: string;
   readonly reason: string;
   readonly remedy: string;
 }
 
+/** One table of the application's, asked for or not. */
 export interface TableReport {
   readonly name: string;
   readonly isAsked: boolean;
@@ -50,6 +53,7 @@ export interface TableReport {
   readonly uniqueKeys: readonly string[];
 }
 
+/** Of all rows, by what their stamps and ids are like; a row may be in several. */
 export interface RowCounts {
   readonly all: number;
   readonly withoutStamp: number;
@@ -65,6 +69,7 @@ export interface RowCounts {
   readonly withOddId: number;
 }
 
+/** A trigger of the application's; capture triggers are not listed. */
 export interface TriggerReport {
   readonly name: string;
   readonly writes: readonly string[];
@@ -75,6 +80,7 @@ export interface TriggerReport {
   readonly hasOurName: boolean;
 }
 
+/** As declared; the columns of one that spans several are joined by commas. */
 export interface ForeignKey {
   readonly columns: string;
   readonly parent: string;
@@ -103,11 +109,13 @@ export interface Adoption {
 const STAMP_SECONDS_MIN = 100_000_000;
 const STAMP_SECONDS_MAX = 100_000_000_000;
 
+/** `asked` as --tables says it, `nowMs` by which a stamp is ahead. */
 export interface InspectOptions extends FileMode {
   readonly asked: AskedTables;
   readonly nowMs: number;
 }
 
+/** Reads every row, which takes its time. A file no node would take is reported, not thrown. */
 export function inspect(db: Database, options: InspectOptions): Inspection {
   const { asked, nowMs, isWal } = options;
   const choice = choose(db, asked);

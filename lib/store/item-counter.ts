@@ -31,6 +31,7 @@ interface Count {
   underWay?: { readonly afterId: string; readonly rows: number } | undefined;
 }
 
+/** Numbers live in memory alone: after a restart large tables are counted again. */
 export class ItemCounter {
   readonly #db: Database;
   readonly #clock: Clock;

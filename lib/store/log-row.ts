@@ -16,6 +16,7 @@ export function formatRow(
   return `{${members.join(",")}}`;
 }
 
+/** Throws a RangeError where the number is no integer. */
 export function integer(value: number): Value {
   return { kind: "integer", value: BigInt(value) };
 }

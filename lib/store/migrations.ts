@@ -204,12 +204,14 @@ export function setting(db: Database, key: string): string | number | null {
   return row?.value ?? null;
 }
 
+/** Stored as it is: a number comes back as a number. Inside the caller's transaction, if any. */
 export function setSetting(db: Database, key: string, value: string | number): void {
   db.query(
     "INSERT INTO _hooksync(key, value) VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
   ).run(key, value);
 }
 
+/** Nothing happens where there is none. */
 export function dropSetting(db: Database, key: string): void {
   db.query("DELETE FROM _hooksync WHERE key = ?").run(key);
 }

@@ -13,6 +13,7 @@ import { quoteName } from "./sql.ts";
 
 type Parts = Pick<ApplyParts, "db" | "columnNotes" | "deadLetters" | "writerFor" | "onEvent">;
 
+/** What is new is told by the columns that the file remembers, not by an earlier look. */
 export function followNewColumns(parts: Parts, table: SyncedTable, nowMs: number): void {
   const { columnNotes } = parts;
   const before = columnNotes.rememberedColumns(table.key);

@@ -18,6 +18,7 @@ import { RequestError } from "../base/errors.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
 
+/** What a list is sorted by; REST says it in the header X-Order. */
 export type ListOrder = "created_at" | "id" | "rowid";
 
 /** One row of a page; `place` is where it stands when the page is sorted by created_at. */
@@ -26,6 +27,7 @@ export interface PageRow {
   readonly place: number;
 }
 
+/** Only ids and their order: the repository reads the rows. */
 export interface Page {
   readonly order: ListOrder;
   /** In the order of the cursors. */
@@ -59,6 +61,7 @@ type Key = string | number | bigint | Uint8Array;
 
 const TEXT_OF_HEX = "CAST(unhex(?) AS TEXT)";
 
+/** Belongs to the RowStatements of its table, which finalize it. */
 export class NewestRows {
   readonly #db: Database;
   readonly #table: SyncedTable;

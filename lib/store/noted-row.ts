@@ -6,6 +6,7 @@
 import { formatValue, type Value } from "../protocol/values.ts";
 import { type ColumnNote, type Content, VERSION_NEVER } from "../protocol/winner.ts";
 
+/** One stored row, read at one moment with its notes. */
 export interface NotedRow {
   readonly id: string;
   /** Of the row; 0 where its stamp is no integer. */

@@ -155,6 +155,7 @@ function openLock(lockPath: string): Database {
   }
 }
 
+/** `synchronous` as in PRAGMA: `full` loses no committed write to a power cut. */
 export interface OpenOptions {
   readonly path: string;
   readonly synchronous: "full" | "normal";
@@ -186,6 +187,7 @@ export function beOpening(db: Database): void {
   db.run(`PRAGMA busy_timeout = ${OPENING_BUSY_TIMEOUT_MS}`);
 }
 
+/** From here on it waits for a lock for BUSY_TIMEOUT_MS only: requests wait behind it. */
 export function doneOpening(db: Database): void {
   db.run(`PRAGMA busy_timeout = ${BUSY_TIMEOUT_MS}`);
 }
@@ -198,6 +200,7 @@ export function openReader(path: string): Database {
   return db;
 }
 
+/** Names the file and what to do; a HookSyncError comes back as it is. */
 export function openError(path: string, error: unknown): HookSyncError {
   if (error instanceof HookSyncError) return error;
   const code = sqliteCode(error);

@@ -9,6 +9,7 @@ import type { PeerHealth, PeerStart } from "../protocol/peer.ts";
 import { noteFillsGone } from "./filler.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 
+/** A row of `_peer_state`, with the columns that existing nodes do not have. */
 export interface PeerRow {
   readonly url: string;
   readonly lastAcked: number;

@@ -10,6 +10,7 @@ import { type Survey, tableCalled } from "./catalog.ts";
 import { isInternalTable, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 
+/** Decides when a parked change is tried again; kept with it in the file. */
 export type ParkCode =
   /** Can never apply as it is. */
   | "malformed"
@@ -24,6 +25,7 @@ export type ParkCode =
   /** A user's trigger changed or refused it: retried when the schema changes. */
   | "trigger";
 
+/** What could be read of the change is told as far as it goes; null where it could not. */
 export interface Parking {
   readonly kind: "park";
   readonly code: ParkCode;
@@ -43,6 +45,7 @@ export interface LeftOut {
 /** By column key. */
 export type Cells = ReadonlyMap<string, Value>;
 
+/** A row to be there: INSERT and UPDATE mean the same to a receiver. */
 export interface Upsert {
   readonly kind: "upsert";
   readonly table: SyncedTable;
@@ -54,6 +57,7 @@ export interface Upsert {
   readonly unknown: Cells;
 }
 
+/** A row to be gone; `cells` are those it had, as far as the sender told. */
 export interface Delete {
   readonly kind: "delete";
   readonly table: SyncedTable;
@@ -63,6 +67,7 @@ export interface Delete {
   readonly cells: Cells;
 }
 
+/** What the meaning of a change depends on besides itself. */
 export interface ReadContext {
   readonly survey: Survey;
   readonly nowMs: number;

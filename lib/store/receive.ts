@@ -22,6 +22,7 @@ import type { Store } from "./store.ts";
 import { NOTHING_SUPERSEDED, supersededIn } from "./superseded.ts";
 import type { WriteTransaction } from "./write-queue.ts";
 
+/** As http/sync-routes.ts has read it: the bytes have not been looked at. */
 export interface SyncRequest {
   readonly body: Uint8Array;
   /** X-Node-Id. */
@@ -31,6 +32,7 @@ export interface SyncRequest {
   readonly identity: Identity | undefined;
 }
 
+/** `applied` and `ack` as PROTOCOL.md has them. */
 export interface SyncAnswer {
   readonly applied: number;
   readonly ack: number;
@@ -46,6 +48,7 @@ const BODIES_MAX = 64;
 /** Of what a sender calls itself; it is kept with every change of it that is parked. */
 const NAME_LENGTH_MAX = 256;
 
+/** One per node: it bounds the bodies held at once, and answers 503 beyond that. */
 export class Receiver {
   readonly #store: Store;
   readonly #heard: (identity: Identity | undefined, nodeId: string | undefined) => void;

@@ -28,6 +28,7 @@ import { Later, type WriteTransaction } from "./write-queue.ts";
 /** A row as UTF-8 JSON, every value in its lossless form (row-input.ts names them). */
 export type RowJson = Uint8Array<ArrayBuffer>;
 
+/** One page, ready to be sent. */
 export interface RowList {
   /** A JSON array. */
   readonly json: Uint8Array<ArrayBuffer>;
@@ -36,6 +37,7 @@ export interface RowList {
   readonly next: string | undefined;
 }
 
+/** `db` is the writing connection; `random` makes the ids of new rows. */
 export interface RepositoryOptions {
   readonly db: Database;
   readonly tombstones: Tombstones;
@@ -62,6 +64,7 @@ const CHUNK_ROWS = 100;
 /** A page of a thousand rows with large BLOBs would not fit into memory; it ends earlier. */
 const LIST_BYTES_MAX = 16 * 1024 * 1024;
 
+/** Keeps one set of prepared statements for each SyncedTable object, as long as that is current. */
 export class Repository {
   readonly #db: Database;
   readonly #tombstones: Tombstones;

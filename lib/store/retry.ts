@@ -24,6 +24,7 @@ interface RetryContext {
   readonly guilty: Guilty;
 }
 
+/** Part of the Applier; holds nothing between two rounds. */
 export class Retrier {
   readonly #parts: ApplyParts;
   readonly #changes: ChangeWriter;

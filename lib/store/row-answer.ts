@@ -22,6 +22,7 @@ interface Member {
 
 const encoder = new TextEncoder();
 
+/** Good for one table and one shape of given columns. */
 export class RowAnswer {
   readonly #members: readonly Member[];
 

@@ -22,6 +22,7 @@ import { wireHex } from "../protocol/values.ts";
 import type { Column, SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 
+/** What bun:sqlite binds as it is; `asReal` of the slot says where a number must become REAL. */
 export type Binding = string | number | bigint | Uint8Array | null;
 
 /** A row, or a change of one, as a client gave it: columns and values that SQLite takes as they are. */
@@ -36,11 +37,13 @@ export interface RowInput {
 /** How a column takes and shows its values through REST. */
 export type ColumnKind = "integer" | "real" | "text" | "numeric" | "blob" | "any";
 
+/** BLOB and no type are one affinity for SQLite; clients write their values differently. */
 export function columnKind(column: Column): ColumnKind {
   if (column.affinity !== "blob") return column.affinity;
   return column.declaredType.toUpperCase().includes("BLOB") ? "blob" : "any";
 }
 
+/** By its declared name alone: SQLite has no such type. */
 export function isBoolean(column: Column): boolean {
   return column.declaredType.toUpperCase().startsWith("BOOL");
 }
@@ -58,6 +61,7 @@ export interface ServerMade {
   readonly nodeId: Column | undefined;
 }
 
+/** A column of that name and another type is the client's to fill. */
 export function serverMade(table: SyncedTable): ServerMade {
   const createdAt = table.columnByKey.get("created_at");
   const nodeId = table.columnByKey.get("node_id");
@@ -74,6 +78,7 @@ export interface Slot {
   readonly asReal: boolean;
 }
 
+/** The columns of a RowInput's `shape`, in the order of its values. */
 export function readShape(table: SyncedTable, shape: string): Slot[] {
   return Array.from(shape, (_, at) => {
     const code = shape.charCodeAt(at);

@@ -31,6 +31,7 @@ const ROWS_PER_INSERT = [100, 16, 4, 1] as const;
 /** Wide tables get fewer rows a statement; SQLite takes 32,766 parameters by default. */
 const PARAMETERS_MAX = 10_000;
 
+/** Returns no row; how many it changed is in what `run` returns. */
 export type WriteStatement = Statement<unknown, Binding[]>;
 
 interface InsertStatements {
@@ -41,6 +42,7 @@ interface InsertStatements {
   readonly answer: RowAnswer | undefined;
 }
 
+/** The Repository makes it and finalizes it when another object stands for the table. */
 export class RowStatements {
   readonly table: SyncedTable;
   readonly reader: RowReader;

@@ -51,6 +51,7 @@ export interface SettleEvent {
   readonly isDoubtful?: boolean;
 }
 
+/** `selection` is the one of the start; the file's own is taken where there is one. */
 export interface SchemaWatchOptions {
   readonly db: Database;
   readonly selection: Selection;
@@ -67,6 +68,7 @@ export interface Moment {
   readonly settledThrough: number;
 }
 
+/** What a look found that settling must know. */
 export interface Followed {
   /** Tables that do not qualify any more, but whose last entries can still get their versions. */
   readonly leaving: ReadonlyMap<string, SyncedTable>;
@@ -90,6 +92,7 @@ export function announceUnseen(db: Database, table: SyncedTable): void {
   setSetting(db, `unseen:${table.key}`, 1);
 }
 
+/** Part of the Settler, which decides when to look. */
 export class SchemaWatch {
   readonly #db: Database;
   readonly #options: SchemaWatchOptions;

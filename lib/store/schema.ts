@@ -17,8 +17,10 @@ import {
   triggerParts,
 } from "./sql.ts";
 
+/** SQLite's five (sqlite.org/datatype3.html, 3.1): what it makes of a value that is stored. */
 export type Affinity = "integer" | "text" | "blob" | "real" | "numeric";
 
+/** A stored column, as declared; generated ones are never among them. */
 export interface Column {
   readonly name: string;
   readonly key: string;
@@ -40,6 +42,7 @@ export interface UniqueKey {
   readonly columns: readonly string[];
 }
 
+/** One part of a UNIQUE key. */
 export interface UniqueTerm {
   /** SQL over unqualified columns: a quoted column, or an expression. */
   readonly sql: string;
@@ -48,6 +51,7 @@ export interface UniqueTerm {
   readonly collation: string;
 }
 
+/** A trigger of the application's; guarded: it does nothing while changes are applied. */
 export interface UserTrigger {
   readonly name: string;
   readonly sql: string;
@@ -79,6 +83,7 @@ export interface SyncedTable extends Table {
   readonly columnByKey: ReadonlyMap<string, Column>;
 }
 
+/** A table that cannot be synced, in words for a person. */
 export interface Unqualified {
   readonly name: string;
   readonly reason: string;

@@ -26,6 +26,7 @@ import {
 } from "./versions.ts";
 import { sqliteCode } from "./write-queue.ts";
 
+/** All of the writing connection that settles. */
 export interface RowSettlerOptions {
   readonly db: Database;
   readonly tombstones: Tombstones;
@@ -95,6 +96,7 @@ interface Outcome {
   readonly isRewritten: boolean;
 }
 
+/** Part of the Settler; remembers which triggers stood in its way. */
 export class RowSettler {
   readonly #options: RowSettlerOptions;
   readonly #db: Database;

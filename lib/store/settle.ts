@@ -28,6 +28,7 @@ import type { Tombstones } from "./tombstones.ts";
 
 export type { SettleEvent } from "./schema-watch.ts";
 
+/** What a Settler works with; events come inside the transaction, before its commit. */
 export interface SettlerOptions {
   readonly db: Database;
   readonly tombstones: Tombstones;
@@ -40,6 +41,7 @@ export interface SettlerOptions {
 /** A watermark beyond it was never acknowledged by anyone; numbering on from there would end the log. */
 const CHANGE_ID_SANE_MAX = 2 ** 52;
 
+/** One per file, over its writing connection: the position it keeps is the file's. */
 export class Settler {
   readonly #db: Database;
   readonly #options: SettlerOptions;

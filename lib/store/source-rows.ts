@@ -48,6 +48,7 @@ export interface SourceTable {
   readonly columns: readonly SourceColumn[];
 }
 
+/** As the source declares it; `type` may be empty. */
 export interface SourceColumn {
   readonly name: string;
   readonly type: string;
@@ -61,6 +62,7 @@ export interface SourceKey {
   readonly key: readonly SourceValue[];
 }
 
+/** What is written by; `look` and `settle` are the store's, for the same transaction. */
 export interface SourceRowsOptions {
   readonly db: Database;
   /** `--tables`: only these are taken. */

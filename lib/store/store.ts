@@ -44,6 +44,7 @@ import {
   type WriteTransaction,
 } from "./write-queue.ts";
 
+/** What a Store works with; time and chance come in from outside. */
 export interface StoreOptions {
   /** From resolvePath. */
   readonly path: string;
@@ -114,6 +115,7 @@ const FILE_LOOK_MS = 1_000;
 /** How long acknowledgements wait for a write to join. /health shows them as pending meanwhile. */
 const MOVES_PATIENCE_MS = 40;
 
+/** Made by `open`, which throws HookSyncError where the file cannot be used; ended by `close`. */
 export class Store {
   readonly db: Database;
   readonly queue: WriteQueue;

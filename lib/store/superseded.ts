@@ -14,6 +14,7 @@ export interface Superseded {
   by(at: number): readonly number[];
 }
 
+/** For batches of ours, and for most others. */
 export const NOTHING_SUPERSEDED: Superseded = { has: () => false, by: () => [] };
 
 interface LastOfRow {

@@ -15,6 +15,7 @@ interface Roots {
   readonly tables: Readonly<Record<string, number>>;
 }
 
+/** As the file was when it was made: each look at the schema makes another. */
 export class TableRoots {
   readonly #db: Database;
   readonly #before: Roots | undefined;

@@ -21,11 +21,13 @@ const VARIABLES_MAX = 32_766;
 /** Shapes of partial rows whose statements are kept; a hostile sender could make any number. */
 const SHAPES_MAX = 64;
 
+/** A value that bun:sqlite binds as it is. */
 export type Binding = string | number | bigint | null | Uint8Array;
 
 /** How a row that a chunk did not write stands to the stored one. */
 export type ChunkVerdict = "equal" | "stale" | "other";
 
+/** Belongs to one SyncedTable object; inside the caller's transaction. */
 export class TableWriter {
   readonly table: SyncedTable;
   readonly #db: Database;
@@ -305,6 +307,7 @@ export function markSql(value: Value): string {
   return "?";
 }
 
+/** Text that is not UTF-8 is bound as its bytes: the statement must cast it. */
 export function bindingOf(value: Value): Binding {
   switch (value.kind) {
     case "null":

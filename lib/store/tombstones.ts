@@ -10,6 +10,7 @@ const ROWS_PER_STATEMENT: readonly number[] = [100, 20, 5, 1];
 const BEYOND_UTF16_ORDER = /[\ud800-\uffff]/;
 const NO_VERSIONS: ReadonlyMap<string, number> = new Map();
 
+/** Writes inside the caller's transaction and caches nothing. */
 export class Tombstones {
   readonly #version: Statement<{ version: number }, [string, string]>;
   readonly #put: Statement<unknown, [string, string, number, number]>;

@@ -11,6 +11,7 @@ import { loggedRowSql } from "./row-json.ts";
 import { columnList, type SyncedTable, TRIGGER_MARK, type UniqueKey } from "./schema.ts";
 import { nameKey, quoteName, quoteText } from "./sql.ts";
 
+/** `sql` is the whole CREATE TRIGGER; the name is not quoted. */
 export interface Trigger {
   readonly name: string;
   readonly sql: string;

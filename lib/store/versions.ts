@@ -23,6 +23,7 @@ export type Trace =
   | { readonly kind: "delete"; readonly was: number }
   | { readonly kind: "note"; readonly was: number };
 
+/** `isNew`: nothing stood there before, as far as the log tells. */
 export type LiftVerdict =
   /** The row is there and its stamp is fine. */
   | { readonly kind: "keep"; readonly isNew: boolean }
@@ -31,6 +32,7 @@ export type LiftVerdict =
   /** The row is gone: one DELETE at this version. */
   | { readonly kind: "gone"; readonly version: number };
 
+/** One row, with everything that decides its version. */
 export interface RowHistory {
   /** Everything recorded of this row since the log was last settled, at least one. */
   readonly traces: readonly Trace[];
@@ -60,6 +62,7 @@ export function versionOf(stamp: Stamp): number {
   return stamp === "odd" ? 0 : stamp;
 }
 
+/** A lifted version is `nowMs`, or one above what it replaced where that is higher. */
 export function judgeVersion(history: RowHistory, nowMs: number): LiftVerdict {
   const { traces, stored, tombstone } = history;
   const aheadMs = nowMs + VERSION_AHEAD_MS_MAX;

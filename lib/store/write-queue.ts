@@ -26,6 +26,7 @@ import { COMPANY_MS_MAX, Company } from "./company.ts";
  */
 export type WriteMode = "local" | "apply" | "source";
 
+/** Good until the transaction ends that it stands for; writes of one group share it. */
 export interface WriteTransaction {
   /** The time of this transaction, the same for everything in it. */
   readonly nowMs: number;
@@ -45,6 +46,7 @@ export class Later<T> {
   }
 }
 
+/** `settle` and `finish` run inside the transaction, `committed` and `rolledBack` after it. */
 export interface WriteQueueOptions {
   readonly db: Database;
   readonly clock: Clock;
@@ -94,6 +96,7 @@ const BUSY_AFTER_MS = 1_000;
 /** Above this many waiting writes new ones are refused (503): a queue without end helps nobody. */
 const WAITING_JOBS_MAX = 20_000;
 
+/** The one writer of a file. After `close` new writes are refused, waiting ones still run. */
 export class WriteQueue {
   readonly #options: WriteQueueOptions;
   readonly #begin: Statement;
@@ -357,10 +360,12 @@ function busyError(message: string): HookSyncError {
   return new HookSyncError("busy", message, "Try again in a moment.");
 }
 
+/** `SQLITE_…`, or empty where the error has no code. */
 export function sqliteCode(error: unknown): string {
   return error instanceof Error && "code" in error ? String(error.code) : "";
 }
 
+/** Whether another connection is in the way, so that trying again may help. */
 export function isBusy(error: unknown): boolean {
   const code = sqliteCode(error);
   return code.startsWith("SQLITE_BUSY") || code.startsWith("SQLITE_LOCKED");
