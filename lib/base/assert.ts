@@ -13,8 +13,3 @@ export class AssertionError extends Error {
     super(`broken assumption: ${message}. Please report this; nothing was written.`);
   }
 }
-
-/** Marks the end of a switch that handles every case: a new case does not compile until it is handled. */
-export function unreachable(value: never): never {
-  throw new AssertionError(`unexpected ${JSON.stringify(value)}`);
-}

@@ -4,8 +4,8 @@
  * so a whole copy is nothing but a lot of ordinary changes, and everything that ships, retries, cuts
  * and sets aside changes serves it as it is, for peers of every make.
  *
- * (DESIGN.md had batches beside the log, numbered by run. Entries of the log need no second order:
- * whatever happens to a row after its entry was made is logged behind it.)
+ * Batches beside the log would need an order of their own. Entries of the log need none: whatever
+ * happens to a row after its entry was made is logged behind it.
  *
  * Invariants:
  *   F1  at most two slices wait for the peer, so a write made meanwhile arrives behind little.

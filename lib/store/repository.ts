@@ -268,7 +268,7 @@ export class Repository {
     return undefined;
   }
 
-  /** No statement may be left when the file is closed, or its -wal stays. */
+  /** Gives its statements back. */
   close(): void {
     for (const statements of this.#statements.values()) statements.finalize();
     this.#statements.clear();

@@ -841,6 +841,7 @@ export class Store {
       .run("apply", (transaction) => setSetting(this.db, "opened_at", transaction.nowMs))
       .catch(() => undefined);
     this.queue.close();
+    this.repository.close();
     this.db.close(true);
   }
 }
