@@ -1,5 +1,5 @@
 /**
- * `bun run bench [NAME…] [--quick] [--json]`: runs the benches named, or all that are not opt-in, and
+ * `npm run bench -- [NAME…] [--quick] [--json]`: runs the benches named, or all that are not opt-in, and
  * prints one table. A target that is missed is a line in it, not a failure: the exit code is 1 only
  * where a bench could not be carried out.
  */

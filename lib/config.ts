@@ -245,7 +245,7 @@ export const SETTINGS = [
     name: "admin-token",
     value: "TEXT",
     kind: "text",
-    help: "with it others than this machine may change the peers",
+    help: "lets other machines change the peers and copy the file",
   },
   {
     name: "health-ms",

@@ -338,10 +338,12 @@ class Node implements RunningNode {
       lines.push(`not asked for (--tables): ${notAsked.map((table) => table.name).join(", ")}`);
     for (const [table, rows] of store.zeroed)
       lines.push(
-        `${table}: ${rows} rows without a stamp got version 0; they lose against anything stamped`,
+        `${table}: ${rows} row${rows === 1 ? "" : "s"} without a stamp got version 0, which loses against anything stamped`,
       );
     for (const [table, rows] of store.oddIds())
-      lines.push(`${table}: ${rows} rows whose id is NULL or a BLOB stay out`);
+      lines.push(
+        `${table}: ${rows} row${rows === 1 ? "" : "s"} whose id is NULL or a BLOB: left out`,
+      );
     lines.push(
       urls.length === 0
         ? "no peers"

@@ -74,7 +74,7 @@ export const follow: Command = {
 
 Makes COPY a copy of the source and keeps it one. Programs that read it see the source as it was after
 some transaction, never half of one. Tables that the source creates, alters or drops follow. What the
-copy held before is replaced; do not write it.
+copy held before is replaced; do not write it. A file with tables that no follower made is refused.
 
 SOURCE is a node that runs with --cdc, or a program that serves its database (http://host:9001), or a
 file that no program has open: turso-file:app.db, sqlite-file:node1.db. A file is followed to its end.

@@ -177,7 +177,7 @@ function peerCells(peer: PeerHealth | string): string[] {
     peer.node_id ?? "?",
     state,
     filling ? `being filled (${filling.reason}): ${changes(filling.changes)} so far` : "",
-    pending === 0 ? "has everything" : `${changes(pending)} wait`,
+    pending === 0 ? "has everything" : `${changes(pending)} ${pending === 1 ? "waits" : "wait"}`,
     error ?? "",
   ].filter((cell, at) => cell !== "" || at < 3);
 }

@@ -93,7 +93,9 @@ peers
 `);
   expect(code).toBe(0);
   await b.stop();
-  await a.createMany(2);
+  await a.createMany(1);
+  await until("one waits", async () => (await status()).out.includes("1 change waits"));
+  await a.createMany(1);
   await until("a sees that b is away", async () => (await status()).out.includes("2 changes wait"));
   expect((await status()).code).toBe(0);
 

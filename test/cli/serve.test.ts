@@ -176,6 +176,16 @@ test("an application's file that was never synced: exit 1, with what --tables co
   expect(readFileSync(join(cwd, "b.db")).equals(before)).toBe(true);
 });
 
+test("one row without a stamp is one row", async () => {
+  const cwd = folder();
+  using db = new Database(join(cwd, "a.db"));
+  db.run("CREATE TABLE notes(id TEXT PRIMARY KEY, updated_at INTEGER)");
+  db.run("INSERT INTO notes VALUES ('n', NULL)");
+  const a = await node(cwd, "--tables", "notes");
+  a.kill("SIGTERM");
+  expect((await a.ended()).out).toContain("notes: 1 row without a stamp got version 0, which");
+});
+
 test("a file of no bytes is a new one", async () => {
   const cwd = folder();
   writeFileSync(join(cwd, "a.db"), "");
