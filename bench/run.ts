@@ -10,11 +10,21 @@ import { parseArgs } from "node:util";
 import { type Bench, ROUNDS } from "./support/bench.ts";
 import { machine, machineLine, type Report, table } from "./support/report.ts";
 
-const { values: flags, positionals: wanted } = parseArgs({
-  args: process.argv.slice(2),
-  allowPositionals: true,
-  options: { quick: { type: "boolean" }, json: { type: "boolean" }, list: { type: "boolean" } },
-});
+const { values: flags, positionals: wanted } = readWords();
+
+function readWords() {
+  const flag = { type: "boolean" } as const;
+  try {
+    return parseArgs({
+      args: process.argv.slice(2),
+      allowPositionals: true,
+      options: { quick: flag, json: flag, list: flag, help: { ...flag, short: "h" } },
+    });
+  } catch (error) {
+    console.error(`${(error as Error).message}; see --help`);
+    process.exit(2);
+  }
+}
 
 const names = [...new Bun.Glob("*.ts").scanSync(import.meta.dir)]
   .map((file) => file.replace(/\.ts$/, ""))
@@ -28,7 +38,8 @@ function questionOf(name: string): string {
 }
 
 const unknown = wanted.filter((name) => !names.includes(name));
-if (unknown.length > 0 || flags.list) {
+if (flags.help) console.log("npm run bench -- [NAME…] [--quick] [--json]");
+if (unknown.length > 0 || flags.list || flags.help) {
   if (unknown.length > 0) console.error(`no such bench: ${unknown.join(", ")}. There are:`);
   for (const name of names) console.log(`${name.padEnd(20)} ${questionOf(name)}`);
   process.exit(unknown.length > 0 ? 2 : 0);
