@@ -340,7 +340,8 @@ export class Shipper {
     const identity = { db: this.#options.config.dbId, prev: peer.ackedBatchId, rest };
     const request = { peer: peer.url, batchId: sent.through, body, identity };
     const sentAtMs = this.#options.clock.nowMs();
-    peer.lastCount = sent.count;
+    // One that is full shows a backlog, however few rows filled it.
+    peer.lastCount = rest > 0 ? Number.POSITIVE_INFINITY : sent.count;
     peer.lastSentMs = this.#options.clock.monotonicMs();
     void this.#options.transport
       .send(request, this.#abort.signal)

@@ -96,7 +96,7 @@ export class Receiver {
       const from = at;
       const part = await runWithout(guilty, () =>
         this.#store.queue.run("apply", (transaction) => {
-          this.#store.queue.noteReceived();
+          this.#store.queue.noteOthers();
           const tally = emptyTally();
           const to = this.#applyPart(batch, from, sender, guilty, transaction, tally);
           if (to === batch.changes.length) {

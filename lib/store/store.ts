@@ -414,7 +414,10 @@ export class Store {
     const before = this.#settler.settledThrough;
     this.#settler.settle(nowMs);
     const isMoved = this.#settler.settledThrough !== before;
-    if (isMoved) this.#wroteLocally(before, nowMs);
+    if (isMoved) {
+      this.#wroteLocally(before, nowMs);
+      this.queue.noteOthers();
+    }
     if (!this.#isSurveyNew) return;
     this.#followSurvey(nowMs);
     // Of a column that is new, too, what was written meanwhile is known to be carried.

@@ -107,7 +107,8 @@ export class WriteQueue {
   #isApplyDue = false;
   /** When the last local write came. */
   #localMs = Number.NEGATIVE_INFINITY;
-  #receivedMs = Number.NEGATIVE_INFINITY;
+  /** The same of another program's, or another node's. */
+  #othersMs = Number.NEGATIVE_INFINITY;
   #scheduled = false;
   readonly #company = new Company();
   /** Set while those are waited for who are likely to come. */
@@ -131,9 +132,9 @@ export class WriteQueue {
     return this.#options.clock.monotonicMs() - this.#localMs < BUSY_AFTER_MS;
   }
 
-  /** Whether somebody writes here, or sends changes. */
+  /** Whether somebody writes here or straight into the file, or sends changes. */
   get isAtWork(): boolean {
-    return this.isBusy || this.#options.clock.monotonicMs() - this.#receivedMs < BUSY_AFTER_MS;
+    return this.isBusy || this.#options.clock.monotonicMs() - this.#othersMs < BUSY_AFTER_MS;
   }
 
   get waiting(): number {
@@ -169,9 +170,9 @@ export class WriteQueue {
     });
   }
 
-  /** Changes of another node are being written. */
-  noteReceived(): void {
-    this.#receivedMs = this.#options.clock.monotonicMs();
+  /** What another program wrote is being settled, or what another node sent written. */
+  noteOthers(): void {
+    this.#othersMs = this.#options.clock.monotonicMs();
   }
 
   /** Nobody is answered any more: from now on a locked file is not waited for as long. */

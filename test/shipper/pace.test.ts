@@ -116,6 +116,13 @@ describe("a shipper", () => {
     expect(sent).toHaveLength(2);
   });
 
+  test("does not wait behind a batch that large rows filled: it left others behind", async () => {
+    shipper.settled(log.fill(40, "x".repeat(100_000)));
+    await time.settle();
+    expect(sent.length).toBeGreaterThan(3);
+    expect(sent.at(-1)?.batchId).toBe(40);
+  });
+
   test("is at rest after the last of them, without a timer of the pace", async () => {
     await change(30);
     await time.advance(1_000);

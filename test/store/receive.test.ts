@@ -404,3 +404,19 @@ test("senders are named as they name themselves, or by their address", async () 
   expect(await parked(undefined, undefined)).toBe("a node without a name");
   await node.close();
 });
+
+test("received changes and other programs' writes are work, for a second, and housekeeping is none", async () => {
+  const node = new TestNode();
+  const works = async (begin: () => unknown) => {
+    await begin();
+    await node.store.queue.run("apply", () => undefined);
+    const { isAtWork } = node.store.queue;
+    node.time.pass(1_000);
+    return [isAtWork, node.store.queue.isAtWork];
+  };
+  node.time.pass(1_000);
+  expect(await works(() => undefined)).toEqual([false, false]);
+  expect(await works(() => node.sync([insert("a")]))).toEqual([true, false]);
+  expect(await works(() => node.app.run("UPDATE items SET name = 'b'"))).toEqual([true, false]);
+  await node.close();
+});
