@@ -31,7 +31,7 @@ import {
   type SchemaObject,
 } from "./schema-digest.ts";
 import { rowidName } from "./source-schema.ts";
-import { checkSchemaStatement } from "./statement.ts";
+import { checkSchemaStatement, type SchemaStatement } from "./statement.ts";
 
 /** Beyond it the statements of all tables are made anew: one per table and mixture of kinds. */
 const STATEMENTS_MAX = 500;
@@ -305,7 +305,7 @@ export class Replica {
     const { action, type, name, sql } = statement;
     this.#forget();
     if (type === "trigger") {
-      this.#changeTrigger(action, name, sql);
+      this.#changeTrigger(statement);
       return;
     }
     this.#db.run(sql);
@@ -315,12 +315,11 @@ export class Replica {
   }
 
   /** Kept as text: on a copy nothing may write but the log. */
-  #changeTrigger(action: string, name: string, sql: string): void {
+  #changeTrigger({ action, name, target, sql }: SchemaStatement): void {
     if (action === "create") {
-      const table = triggerTable(sql);
       this.#db
         .query("INSERT INTO _cdc_trigger (name, table_name, sql) VALUES (?, ?, ?)")
-        .run(name, table, sql);
+        .run(name, target, sql);
       return;
     }
     const { changes } = this.#db.query("DELETE FROM _cdc_trigger WHERE name = ?").run(name);
@@ -472,12 +471,6 @@ function writeSql(
     UPDATE OR REPLACE ${table}
     SET ${sets.join(", ")}
     WHERE ${rowid} = ?`;
-}
-
-/** The table a trigger stands on; checkSchemaStatement has seen that it is a CREATE TRIGGER. */
-function triggerTable(sql: string): string {
-  const match = /\bON\s+(?:"((?:[^"]|"")*)"|\[([^\]]*)\]|`([^`]*)`|([^\s"`[(]+))/i.exec(sql);
-  return match?.[1]?.replaceAll('""', '"') ?? match?.[2] ?? match?.[3] ?? match?.[4] ?? "";
 }
 
 /** Failures that say the rows or the schema differ; all others are the world's. */
