@@ -67,8 +67,8 @@ interface ReplicaTable {
   /** A name that reaches the rowid; undefined for a table WITHOUT ROWID. */
   readonly rowid: string | undefined;
   readonly columns: readonly string[];
-  /** Takes the rowid, or the values of the key. */
-  readonly remove: RowStatement;
+  /** The key of a table WITHOUT ROWID, in its order. */
+  readonly key: readonly string[];
   /** By kind of change and the kinds of its values. */
   readonly write: Map<string, RowStatement>;
 }
@@ -274,7 +274,8 @@ export class Replica {
     }
     const table = this.#tableOf(change.table);
     if (change.kind === "delete") {
-      if (table.remove.run(change.rowid).changes !== 1) throw missing(change.table, change.rowid);
+      const { changes } = this.#removerOf(table, [change.rowid]).run(change.rowid);
+      if (changes !== 1) throw missing(change.table, change.rowid);
       return;
     }
     const { rowid } = change;
@@ -282,7 +283,8 @@ export class Replica {
       throw new CdcError("diverged", `${change.table} has rowids on one side only`);
     }
     if (change.kind === "remove") {
-      table.remove.run(...(rowid === null ? change.key.map(binding) : [rowid]));
+      const key = rowid === null ? change.key : [rowid];
+      this.#removerOf(table, key).run(...key.map(binding));
       return;
     }
     const { values, kind } = change;
@@ -342,8 +344,7 @@ export class Replica {
   }
 
   #tableOf(name: string): ReplicaTable {
-    const key = nameKey(name);
-    const known = this.#tables.get(key);
+    const known = this.#tables.get(nameKey(name));
     if (known !== undefined) return known;
     const columns = this.#columnsOf(name);
     if (columns.length === 0) throw new CdcError("diverged", `there is no table ${name} here`);
@@ -353,15 +354,9 @@ export class Replica {
       throw new CdcError("source-unfit", `columns of ${name} hide its rowid`);
     }
     const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
-    const where =
-      rowid === undefined
-        ? keyed.map((column) => `${quoteName(column.name)} = ?`).join(" AND ")
-        : `${rowid} = ?`;
-    const remove = this.#db.prepare<unknown, SQLQueryBindings[]>(
-      `DELETE FROM ${quoteName(name)} WHERE ${where}`,
-    );
-    const table = { name, rowid, columns: names, remove, write: new Map() };
-    this.#tables.set(key, table);
+    const key = keyed.map((column) => column.name);
+    const table = { name, rowid, columns: names, key, write: new Map() };
+    this.#tables.set(nameKey(name), table);
     return table;
   }
 
@@ -371,10 +366,18 @@ export class Replica {
     values: readonly CdcValue[],
   ): RowStatement {
     const key = (kind === "update" ? "=" : "+") + values.map(placeKind).join("");
-    const known = table.write.get(key);
-    if (known !== undefined) return known;
+    return table.write.get(key) ?? this.#prepare(table, key, writeSql(table, kind, values));
+  }
+
+  /** Takes the rowid, or the values of the key. */
+  #removerOf(table: ReplicaTable, values: readonly CdcValue[]): RowStatement {
+    const key = `-${values.map(placeKind).join("")}`;
+    return table.write.get(key) ?? this.#prepare(table, key, removeSql(table, values));
+  }
+
+  #prepare(table: ReplicaTable, key: string, sql: string): RowStatement {
     if (this.#statements >= STATEMENTS_MAX) this.#forgetWriters();
-    const statement = this.#db.prepare<unknown, SQLQueryBindings[]>(writeSql(table, kind, values));
+    const statement = this.#db.prepare<unknown, SQLQueryBindings[]>(sql);
     table.write.set(key, statement);
     this.#statements++;
     return statement;
@@ -408,7 +411,6 @@ export class Replica {
 
   #forget(): void {
     this.#forgetWriters();
-    for (const { remove } of this.#tables.values()) remove.finalize();
     this.#tables.clear();
     this.#digest = undefined;
   }
@@ -449,6 +451,12 @@ function placeOf(value: CdcValue): string {
 function binding(value: CdcValue): SQLQueryBindings {
   if (value instanceof BrokenText) return value.bytes;
   return Object.is(value, -0) ? "-0.0" : value;
+}
+
+function removeSql({ name, rowid, key }: ReplicaTable, values: readonly CdcValue[]): string {
+  const columns = rowid === undefined ? key.map(quoteName) : [rowid];
+  const where = columns.map((column, i) => `${column} = ${placeOf(values[i]!)}`);
+  return `DELETE FROM ${quoteName(name)} WHERE ${where.join(" AND ")}`;
 }
 
 /** The rowid comes last: of two names for the same key SQLite takes the later. */
