@@ -349,7 +349,7 @@ export class Replica {
     const columns = this.#columnsOf(name);
     if (columns.length === 0) throw new CdcError("diverged", `there is no table ${name} here`);
     const names = columns.map((column) => column.name);
-    const rowid = this.#hasRowids(name) ? rowidName(names) : undefined;
+    const rowid = this.#hasRowids(name) ? rowidName(this.#allColumnsOf(name)) : undefined;
     if (rowid === undefined && this.#hasRowids(name)) {
       throw new CdcError("source-unfit", `columns of ${name} hide its rowid`);
     }
@@ -385,6 +385,14 @@ export class Replica {
 
   #columnsOf(table: string): SchemaColumn[] {
     return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
+  }
+
+  /** Generated ones, too: they can hide the rowid. */
+  #allColumnsOf(table: string): string[] {
+    return this.#db
+      .query<{ name: string }, []>(`PRAGMA table_xinfo(${quoteName(table)})`)
+      .all()
+      .map(({ name }) => name);
   }
 
   #hasRowids(table: string): boolean {

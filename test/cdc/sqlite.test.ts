@@ -14,6 +14,7 @@ import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
 import { readImage } from "../../lib/cdc/sqlite-image.ts";
 import { imageSql } from "../../lib/cdc/sqlite-log.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
+import { openPrograms } from "../support/old-sqlite.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower } from "./support/turso-source.ts";
 import { ALL_VALUES } from "./support/values.ts";
@@ -362,6 +363,50 @@ describe("a schema that others alter", () => {
       { kind: "put", table: "t", rowid: 2n, values: [2n, 2n, 2n, 6n] },
     ]);
   });
+});
+
+describe("a column with a name of the rowid", () => {
+  test("that is generated", async () => {
+    const { program, reader } = captured("CREATE TABLE t (a, rowid INT AS (a * 10))");
+    program.run("INSERT INTO t (a) VALUES (7), (8)");
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    program.exec("INSERT INTO t (a) VALUES (9); DELETE FROM t WHERE a = 7");
+    await pump(tailer, follower);
+    expect(follower.db.query("SELECT _rowid_, a FROM t").values()).toEqual([
+      [2, 8],
+      [3, 9],
+    ]);
+    await equal(reader, follower);
+  });
+
+  test("that is added while rows are written, by builds that let it be", async () => {
+    const { program, capture, reader } = captured("CREATE TABLE t (a); INSERT INTO t VALUES (1)");
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    const sql = "ALTER TABLE t ADD COLUMN rowid DEFAULT 9; UPDATE t SET a = 2";
+    for (const other of await openPrograms()) {
+      await other.paste(path, `BEGIN; ${sql}; COMMIT`);
+      other.close();
+    }
+    capture.settle();
+    await pump(tailer, follower);
+    await equal(reader, follower);
+    program.run("UPDATE t SET a = 'five'");
+    await pump(tailer, follower);
+    await equal(reader, follower);
+  });
+});
+
+test("past a row of the log that says nothing leads a copy", async () => {
+  const { program, reader } = captured(T);
+  using follower = new Follower();
+  const tailer = await followed(reader, follower);
+  program.run("INSERT INTO _cdc (change_time, change_type, table_name) VALUES (1, -1, 't')");
+  expect(await codeOf(() => drain(tailer))).toBe("log-incomplete");
+  program.run("INSERT INTO t VALUES (1, 1, 1)");
+  await pump(await followed(reader, follower), follower);
+  await equal(reader, follower);
 });
 
 describe("left out", () => {
