@@ -303,6 +303,12 @@ test("a database that is busy is no divergence", () => {
   db.run("ROLLBACK");
 });
 
+test("a row that breaks a CHECK is one that the source holds", () => {
+  const { db, replica } = follower("CREATE TABLE t (a, b, CHECK (a > 0))");
+  applyBatch(replica, batch(2, 3, [insert(1, -5n, null)]));
+  expect(rows(db)).toEqual([[1, -5, null]]);
+});
+
 describe("foreign keys", () => {
   const change = (kind: "insert" | "update", table: string, rowid: number, ...values: CdcValue[]) =>
     ({ kind, table, rowid: BigInt(rowid), values }) as CdcChange;
