@@ -9,10 +9,12 @@ import { BrokenText } from "../../lib/cdc/change.ts";
 import { decodeChange, encodeChange } from "../../lib/cdc/change-text.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
+import { FrameReader } from "../../lib/cdc/frames.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
 import { readImage } from "../../lib/cdc/sqlite-image.ts";
 import { imageSql } from "../../lib/cdc/sqlite-log.ts";
+import { serveCdc } from "../../lib/cdc/stream.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { openPrograms } from "../support/old-sqlite.ts";
 import { contentOf } from "./support/content.ts";
@@ -363,6 +365,19 @@ describe("a schema that others alter", () => {
       { kind: "put", table: "t", rowid: 2n, values: [2n, 2n, 2n, 6n] },
     ]);
   });
+});
+
+test("a stream says that there is more while the schema is not in the log", async () => {
+  const { program, reader } = captured(T);
+  const { log, commit, mark } = await readCopy(reader, 0);
+  const stream = serveCdc(() => open(), { log, commit, mark }, { pollMs: 1, beatMs: 1 });
+  const frames = new FrameReader();
+  const events = (async function* () {
+    for await (const bytes of stream) yield* frames.read(bytes);
+  })();
+  expect((await events.next()).value).toEqual({ kind: "beat", behind: 0 });
+  program.exec("CREATE TABLE u (a); INSERT INTO u VALUES (1)");
+  for await (const event of events) if (event.kind === "beat" && event.behind > 0) break;
 });
 
 describe("a column with a name of the rowid", () => {
