@@ -82,7 +82,11 @@ export class SqliteCapture {
   /** The same, for one who then calls `settlePart` until there is nothing left. */
   static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
-    if (!capture.#hasTable("_cdc")) capture.#begin(random);
+    if (!capture.#hasTable("_cdc")) {
+      // Somebody took out a part of it: what is left is no log.
+      if (capture.#hasTable("_cdc_state")) SqliteCapture.remove(db);
+      capture.#begin(random);
+    }
     return capture;
   }
 

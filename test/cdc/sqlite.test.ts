@@ -509,6 +509,19 @@ describe("which log it is", () => {
     await equal(reader, follower);
   });
 
+  test("begins anew where somebody took out a part of it", async () => {
+    const { program, reader } = captured(`${T}; INSERT INTO t VALUES (1, 1, 1)`);
+    using follower = new Follower();
+    await followed(reader, follower);
+    program.run("DROP TABLE _cdc");
+    SqliteCapture.open(open());
+    open().run("INSERT INTO t VALUES (2, 2, 2)");
+    const from = follower.replica.watermark();
+    expect(await codeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
+    await followed(reader, follower);
+    await equal(reader, follower);
+  });
+
   test("can be taken out of the file, and begins anew under another name", async () => {
     const { program, reader } = captured(`${T}; INSERT INTO t VALUES (1, 1, 1)`);
     using follower = new Follower();
