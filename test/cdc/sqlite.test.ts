@@ -7,6 +7,7 @@ import { join } from "node:path";
 import type { Batch, CdcChange } from "../../lib/cdc/change.ts";
 import { BrokenText } from "../../lib/cdc/change.ts";
 import { decodeChange, encodeChange } from "../../lib/cdc/change-text.ts";
+import { followClosedFile } from "../../lib/cdc/closed-file.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
 import { FrameReader } from "../../lib/cdc/frames.ts";
@@ -411,6 +412,16 @@ describe("a column with a name of the rowid", () => {
     await pump(tailer, follower);
     await equal(reader, follower);
   });
+});
+
+test("a file at rest is followed to its end, or it is said that it was not", async () => {
+  const { program, capture } = captured(T);
+  using follower = new Follower();
+  await followClosedFile(path, follower.replica, 0);
+  program.exec("ALTER TABLE t RENAME COLUMN w TO x; INSERT INTO t VALUES (1, 1, 1)");
+  expect(await codeOf(() => followClosedFile(path, follower.replica, 0))).toBe("unsettled");
+  capture.settle();
+  expect(await followClosedFile(path, follower.replica, 0)).toMatchObject({ transactions: 1 });
 });
 
 test("past a row of the log that says nothing leads a copy", async () => {
