@@ -15,7 +15,8 @@ export function readSqliteChange(row: LogRow): CdcChange | undefined {
   } catch (cause) {
     if (!(cause instanceof CdcError)) throw cause;
     // It stays as it is: only a copy, which begins behind it, leads past it.
-    throw new CdcError("log-incomplete", `row ${row.change_id} of the log is none`, cause);
+    const why = cause.message;
+    throw new CdcError("log-incomplete", `row ${row.change_id} of the log is none: ${why}`, cause);
   }
 }
 
@@ -40,7 +41,7 @@ function readChange(row: LogRow): CdcChange | undefined {
 }
 
 function unreadable(row: LogRow): CdcError {
-  return new CdcError("malformed", `row ${row.change_id} of the log is none`);
+  return new CdcError("malformed", `type ${row.change_type} of ${row.table_name} without a row`);
 }
 
 /** The values of an image. */

@@ -414,6 +414,14 @@ describe("a column with a name of the rowid", () => {
   });
 });
 
+test("an image holds a large blob", () => {
+  const hex = "0F".repeat(8_000_000);
+  expect(readImage(Buffer.from(`[{"h":"${hex}"}]`))).toEqual([new Uint8Array(8_000_000).fill(15)]);
+  for (const wrong of [`${hex}0`, `${hex}0g`, `${hex}\n0`]) {
+    expect(() => readImage(Buffer.from(JSON.stringify([{ h: wrong }])))).toThrow("no hex");
+  }
+});
+
 test("a file at rest is followed to its end, or it is said that it was not", async () => {
   const { program, capture } = captured(T);
   using follower = new Follower();
