@@ -33,7 +33,9 @@ export async function followClosedFile(
         if ((await replica.apply(batch)) === "applied") transactions++;
         batch.close();
       }
-      return { transactions, copied: undefined };
+      if (!tailer.isHoldingBack) return { transactions, copied: undefined };
+      // Nobody writes it any more: the rest has no end in the log, or is not in it (then this throws).
+      return await copy(db, replica, nowMs, "its log does not end with all that is there");
     } catch (error) {
       if (!(error instanceof CdcError && error.needsCopy)) throw error;
       return await copy(db, replica, nowMs, error.message);

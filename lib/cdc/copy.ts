@@ -77,7 +77,12 @@ async function copyRows(
   schemaColumns: readonly SchemaColumn[],
 ): Promise<void> {
   const columns = schemaColumns.map((column) => column.name);
-  const rowid = rowidName(columns);
+  // Generated columns are not copied, and can hide the rowid.
+  const all = await selectAll<{ name: string }>(
+    connection,
+    `PRAGMA table_xinfo(${quoteName(table)})`,
+  );
+  const rowid = rowidName(all.map(({ name }) => name));
   if (rowid === undefined) throw new CdcError("source-unfit", `columns of ${table} hide its rowid`);
   const breath = new Breath();
   let where = "";

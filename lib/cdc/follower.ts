@@ -142,11 +142,11 @@ export class Follower {
       await followCdc(replica, guarded, {
         ...this.#options.spool,
         onBatch: (batch, _outcome, behind) => this.#applied(batch, behind),
-        onBeat: () => {
+        onBeat: (behind) => {
           this.#isHeard = true;
           this.#failures = 0;
           // One that comes while a copy is made says only that the source is there.
-          if (this.#state === "following") this.#heard(0, 0);
+          if (this.#state === "following") this.#heard(behind, 0);
         },
       });
       // Something that is no source, or none any more: asking at once again would go on for ever.

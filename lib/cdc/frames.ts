@@ -7,7 +7,8 @@
  *   transaction or copy   {"v":1,"kind":…,"log":…,"after":"12","commit":"15","part":0,"last":true,
  *                          and in part 0 "mark":…,"time":…,"schema":…, and "behind":3 where it is known
  *                          how many transactions the log had after this one}
- *   heartbeat             {"v":1,"kind":"beat"}      the source is there and has nothing new
+ *   heartbeat             {"v":1,"kind":"beat"}      the source is there and has nothing new, or
+ *                         with "behind":3 has something that it cannot send yet
  *   stop                  {"v":1,"kind":"stop","code":…,"message":…}     why nothing more will come
  *
  * Invariants (test/cdc/frames.test.ts):
@@ -89,9 +90,14 @@ function headerOf(
   return part === 0 ? { ...common, mark, time, schema, behind } : common;
 }
 
-/** Says that the source is there. */
-export function encodeBeat(): Uint8Array {
-  return encodeFrame({ kind: "beat" }, []);
+/** Says that the source is there; `behind` where it has what it cannot send yet. */
+export function encodeBeat(behind = 0): Uint8Array {
+  return encodeFrame(behind > 0 ? { kind: "beat", behind } : { kind: "beat" }, []);
+}
+
+function readBehind({ behind }: Record<string, unknown>): number | undefined {
+  const isCounted = typeof behind === "number" && Number.isSafeInteger(behind) && behind >= 0;
+  return isCounted ? behind : undefined;
 }
 
 /** Says why the stream ends, so that the follower knows whether to ask again or for a copy. */
@@ -111,7 +117,7 @@ function encodeFrame(header: Record<string, unknown>, body: readonly Buffer[]): 
 /** What a stream says. A batch is the caller's, who closes it. */
 export type FrameEvent =
   | { readonly kind: "batch"; readonly batch: Batch; readonly behind: number | undefined }
-  | { readonly kind: "beat" }
+  | { readonly kind: "beat"; readonly behind: number }
   | { readonly kind: "stop"; readonly code: CdcErrorCode; readonly message: string };
 
 interface PartHeader {
@@ -213,7 +219,7 @@ export class FrameReader {
     const body = frame.subarray(headerEnd + 1);
     switch (header["kind"]) {
       case "beat":
-        return { kind: "beat" };
+        return { kind: "beat", behind: readBehind(header) ?? 0 };
       case "stop":
         return readStop(header);
       case "transaction":
@@ -257,11 +263,10 @@ export class FrameReader {
         throw outOfOrder(`what follows ${part.after} comes after ${known.commit}`);
       }
     }
-    const { mark, time, schema, behind } = header;
+    const { mark, time, schema } = header;
     if (typeof mark !== "string" || typeof time !== "number") throw malformed("no mark or time");
     if (schema !== null && typeof schema !== "string") throw malformed("no schema");
-    const isCounted = typeof behind === "number" && Number.isSafeInteger(behind) && behind >= 0;
-    const first = { ...part, mark, timeMs: time, schema, behind: isCounted ? behind : undefined };
+    const first = { ...part, mark, timeMs: time, schema, behind: readBehind(header) };
     const spool = new ChangeSpool(this.#options);
     this.#open = { first, part: 0, spool, rest: [], restBytes: 0 };
   }

@@ -113,8 +113,15 @@ function unfit(why: string): CdcError {
   return new CdcError("source-unfit", `this database cannot be followed: ${why}`);
 }
 
-/** A name under which the rowid of a table with these columns can be reached. */
+const ROWID_NAMES = ["rowid", "_rowid_", "oid"];
+
+/** Whether a column of this name hides one of the rowid's. */
+export function isRowidName(column: string): boolean {
+  return ROWID_NAMES.includes(nameKey(column));
+}
+
+/** A name under which the rowid of a table with these columns, generated ones too, can be reached. */
 export function rowidName(columns: readonly string[]): string | undefined {
   const taken = new Set(columns.map(nameKey));
-  return ["rowid", "_rowid_", "oid"].find((name) => !taken.has(name));
+  return ROWID_NAMES.find((name) => !taken.has(name));
 }

@@ -20,7 +20,7 @@ import { type Random, systemRandom } from "../base/random.ts";
 import { quoteName, tokenize } from "../base/sql-text.ts";
 import { CdcError } from "./error.ts";
 import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
-import { rowidName } from "./source-schema.ts";
+import { isRowidName, rowidName } from "./source-schema.ts";
 import { SqliteCommits } from "./sqlite-commits.ts";
 import {
   CANARY_ROWID,
@@ -82,7 +82,11 @@ export class SqliteCapture {
   /** The same, for one who then calls `settlePart` until there is nothing left. */
   static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
-    if (!capture.#hasTable("_cdc")) capture.#begin(random);
+    if (!capture.#hasTable("_cdc")) {
+      // Somebody took out a part of it: what is left is no log.
+      if (capture.#hasTable("_cdc_state")) SqliteCapture.remove(db);
+      capture.#begin(random);
+    }
     return capture;
   }
 
@@ -360,7 +364,9 @@ export class SqliteCapture {
     if (isRenumbered && !this.#hasIntegerKey(table, current)) return "rebuilt";
     if (sql === before.sql && before.columns === JSON.stringify(table.columns)) return "same";
     const added = addedColumn(before, table, sql!);
-    return added === undefined || table.rowid === undefined ? "rebuilt" : "column-added";
+    if (added === undefined || table.rowid === undefined) return "rebuilt";
+    // Triggers that knew the rowid by that name took the column for it.
+    return isRowidName(table.columns.at(-1)!) ? "rebuilt" : "column-added";
   }
 
   /** Whether our triggers stand on it: they go with a table that is dropped and made anew. */
@@ -500,7 +506,7 @@ export class SqliteCapture {
         "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?",
       )
       .get(name)!;
-    const rowid = wr === 1 ? undefined : rowidName(names);
+    const rowid = wr === 1 ? undefined : rowidName(this.#allColumnsOf(name));
     if (wr !== 1 && rowid === undefined) throw unfit(`columns of ${name} hide its rowid`);
     const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
     return { name, columns: names, rowid, key: keyed.map((column) => column.name) };
@@ -508,6 +514,14 @@ export class SqliteCapture {
 
   #columnsOf(table: string): SchemaColumn[] {
     return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
+  }
+
+  /** Generated ones, too: they can hide the rowid. */
+  #allColumnsOf(table: string): string[] {
+    return this.#db
+      .query<{ name: string }, []>(`PRAGMA table_xinfo(${quoteName(table)})`)
+      .all()
+      .map(({ name }) => name);
   }
 
   #state(): {

@@ -8,8 +8,19 @@ import { CdcError } from "./error.ts";
 import type { LogRow } from "./log-entry.ts";
 import { textFrom } from "./record.ts";
 
-/** What a row of such a log says; a COMMIT says nothing. */
+/** What a row of such a log says; a COMMIT says nothing. Throws "log-incomplete" where it says none. */
 export function readSqliteChange(row: LogRow): CdcChange | undefined {
+  try {
+    return readChange(row);
+  } catch (cause) {
+    if (!(cause instanceof CdcError)) throw cause;
+    // It stays as it is: only a copy, which begins behind it, leads past it.
+    const why = cause.message;
+    throw new CdcError("log-incomplete", `row ${row.change_id} of the log is none: ${why}`, cause);
+  }
+}
+
+function readChange(row: LogRow): CdcChange | undefined {
   const { table_name: table, change_type: type } = row;
   if (type === 2) return undefined;
   if (table === null) throw unreadable(row);
@@ -30,7 +41,7 @@ export function readSqliteChange(row: LogRow): CdcChange | undefined {
 }
 
 function unreadable(row: LogRow): CdcError {
-  return new CdcError("malformed", `row ${row.change_id} of the log is none`);
+  return new CdcError("malformed", `type ${row.change_type} of ${row.table_name} without a row`);
 }
 
 /** The values of an image. */

@@ -12,6 +12,8 @@ export interface SchemaStatement {
   readonly type: "table" | "index" | "view" | "trigger";
   /** The name of the object (for ALTER the table), as it was written, without quotes. */
   readonly name: string;
+  /** The table it stands on, for CREATE INDEX and CREATE TRIGGER; else `name`. */
+  readonly target: string;
   /** What to run: without IF [NOT] EXISTS, so that a difference fails instead of being passed over. */
   readonly sql: string;
 }
@@ -37,7 +39,7 @@ export function checkSchemaStatement(sql: string): SchemaStatement {
   if (type !== "trigger" && tokens.some(({ value, kind }) => kind === "symbol" && value === ";")) {
     throw refused(sql, "it is more than one statement");
   }
-  const target = type === "index" && action === "create" ? indexedTable(tokens, end, sql) : name;
+  const target = action === "create" ? targetOf(tokens, { type, name, end }, sql) : name;
   if (isInternalName(name) || isInternalName(target))
     throw refused(sql, "it is about tables of ours");
   if (action === "create" && type === "table" && !isPlainTable(tokens, end)) {
@@ -45,7 +47,7 @@ export function checkSchemaStatement(sql: string): SchemaStatement {
   }
   if (action === "alter" && type !== "table") throw refused(sql, "only tables are altered");
   const kept = [...tokens.slice(0, typeAt + 1), ...tokens.slice(exists)];
-  return { action, type, name, sql: sourceOf(sql, kept) };
+  return { action, type, name, target, sql: sourceOf(sql, kept) };
 }
 
 const ACTIONS = ["create", "alter", "drop"] as const;
@@ -88,10 +90,17 @@ function nameAt(token: Token | undefined): string | undefined {
   return token?.kind === "text" ? token.value.slice(1, -1).replaceAll("''", "'") : undefined;
 }
 
-function indexedTable(tokens: readonly Token[], at: number, sql: string): string {
-  const table = isWord(tokens[at], "ON") ? nameAt(tokens[at + 1]) : undefined;
-  if (table === undefined) throw refused(sql, "it names no table");
-  return table;
+function targetOf(
+  tokens: readonly Token[],
+  { type, name, end }: { readonly type: string; readonly name: string; readonly end: number },
+  sql: string,
+): string {
+  if (type !== "index" && type !== "trigger") return name;
+  // A trigger says first when it runs; a column of that name is quoted there.
+  const isOn = (token: Token, i: number) => i >= end && isWord(token, "ON");
+  const at = type === "index" ? end : tokens.findIndex(isOn);
+  if (!isWord(tokens[at], "ON")) throw refused(sql, "it names no table");
+  return readName(tokens, at + 1, sql).name;
 }
 
 function isPlainTable(tokens: readonly Token[], at: number): boolean {

@@ -138,7 +138,7 @@ class StreamSource {
       // A large copy takes longer than a follower waits for a sign of life.
       this.#pending ??= this.#nextBatch();
       const batch = await this.#before(beatAt, this.#pending);
-      if (batch === "late") return encodeBeat();
+      if (batch === "late") return this.#beat();
       this.#pending = undefined;
       if (batch !== null) {
         this.#batches++;
@@ -147,17 +147,23 @@ class StreamSource {
         this.#frames = encodeFrames(batch, { ...this.#options, behind: this.#behind });
         return this.#frames.next().value as Uint8Array;
       }
-      // A follower that was told that more is left hears at once that it has all.
-      if (this.#clock.monotonicMs() >= beatAt || (this.#behind ?? 0) > 0) return this.#beat();
+      // A follower that was told that more is left hears at once that it has all, or the other way.
+      const isNews = this.#heldBack() !== (this.#behind ?? 0);
+      if (this.#clock.monotonicMs() >= beatAt || isNews) return this.#beat();
       await this.#pause();
     }
     return undefined;
   }
 
-  /** Says that nothing is left. */
+  /** Says that nothing is left, or nothing that can be sent yet. */
   #beat(): Uint8Array {
-    this.#behind = 0;
-    return encodeBeat();
+    this.#behind = this.#heldBack();
+    return encodeBeat(this.#behind);
+  }
+
+  /** How many transactions are there for all that is known, and no batch of them yet. */
+  #heldBack(): number {
+    return this.#tailer?.isHoldingBack === true ? Math.max(1, this.#behind ?? 0) : 0;
   }
 
   async #countBehind({ commit }: Batch): Promise<void> {
@@ -261,7 +267,8 @@ export interface FollowTarget {
 export interface FollowOptions extends FrameOptions {
   /** `behind`: how many transactions the source had after this one, where it says so. */
   onBatch?(batch: Batch, outcome: ApplyOutcome, behind: number | undefined): void;
-  onBeat?(): void;
+  /** `behind`: how many transactions the source has that it cannot send yet. */
+  onBeat?(behind: number): void;
 }
 
 /**
@@ -279,7 +286,7 @@ export async function followCdc(
       for (const event of reader.read(chunk)) {
         if (event.kind === "stop")
           throw new CdcError(event.code, `the source says: ${event.message}`);
-        if (event.kind === "beat") options.onBeat?.();
+        if (event.kind === "beat") options.onBeat?.(event.behind);
         else await applyAndClose(replica, event.batch, event.behind, options);
       }
     }

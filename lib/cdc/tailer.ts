@@ -182,6 +182,7 @@ export class CdcTailer {
   #next = 0;
   /** The file's data_version when there was nothing new. */
   #idleAt: number | undefined;
+  #isUnsettled = false;
   #spool: ChangeSpool | undefined;
   #page: PageSchema | undefined;
   #schemaScannedTo: bigint | undefined;
@@ -226,6 +227,14 @@ export class CdcTailer {
       if ((!isEnd && row.change_type !== COMMIT) || this.#spool === undefined) continue;
       return this.#finish(row, this.#spool, schema);
     }
+  }
+
+  /**
+   * Whether there is something that is no batch yet: a transaction that is being read, or what lies
+   * behind a schema that the log has not caught up with.
+   */
+  get isHoldingBack(): boolean {
+    return this.#spool !== undefined || this.#isUnsettled;
   }
 
   /** Gives back what an unfinished transaction holds. */
@@ -287,7 +296,8 @@ export class CdcTailer {
       // What lies behind an altered schema is not all in the log yet.
       const isPlain = this.#log === "_cdc";
       const settled = isPlain ? await settledThrough(this.#connection) : undefined;
-      if (isPlain && this.#end === undefined && settled === undefined) return false;
+      this.#isUnsettled = isPlain && this.#end === undefined && settled === undefined;
+      if (this.#isUnsettled) return false;
       const last = this.#last?.change_id ?? "0";
       const from = this.#previous?.change_id ?? last;
       const rows = await selectAll<LogRow>(this.#connection, pageSql(this.#log), last, from);

@@ -10,6 +10,10 @@ export function isCdcName(name: string): boolean {
   return /^_cdc(?:$|_)/.test(nameKey(name));
 }
 
+/** What the log is made of (lib/cdc); other names that begin like these are the application's. */
+const LOG_TABLE = /^_cdc(?:_object|_state|_rebuild|_canary|_log|_follower)?$/;
+const LOG_TRIGGER = /^_cdc_a[iud]_/;
+
 /** Takes its triggers off a table, or off all: the node puts them back and sees that they were gone. */
 export function removeCdcTriggers(db: Database, tableKey?: string): void {
   const triggers = db
@@ -18,7 +22,8 @@ export function removeCdcTriggers(db: Database, tableKey?: string): void {
     )
     .all();
   for (const { name, tbl_name } of triggers) {
-    if (!isCdcName(name) || (tableKey !== undefined && nameKey(tbl_name) !== tableKey)) continue;
+    const isElsewhere = tableKey !== undefined && nameKey(tbl_name) !== tableKey;
+    if (!LOG_TRIGGER.test(nameKey(name)) || isElsewhere) continue;
     db.run(`DROP TRIGGER ${quoteName(name)}`);
   }
 }
@@ -29,5 +34,7 @@ export function removeCdc(db: Database): void {
   const tables = db
     .prepare<{ name: string }, []>("SELECT name FROM sqlite_master WHERE type = 'table'")
     .all();
-  for (const { name } of tables) if (isCdcName(name)) db.run(`DROP TABLE ${quoteName(name)}`);
+  for (const { name } of tables) {
+    if (LOG_TABLE.test(nameKey(name))) db.run(`DROP TABLE ${quoteName(name)}`);
+  }
 }

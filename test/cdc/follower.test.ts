@@ -158,6 +158,10 @@ describe("a follower", () => {
       lagTransactions: 0,
       lagMs: 0,
     });
+    expect(await status([[...copy, ...far, encodeBeat(2)]])).toMatchObject({
+      lagTransactions: 2,
+      lagMs: 3_000,
+    });
     const end = [...encodeFrames(batch(5n, 7n, [row(2n)]), { behind: 0 })];
     expect(await status([[...copy, ...end]])).toMatchObject({ lagTransactions: 0, lagMs: 0 });
     expect(await status([copy])).toMatchObject({ lagTransactions: null, lagMs: 3_000 });

@@ -109,6 +109,20 @@ test("a column called rowid does not take the rowid's place", () => {
   expect(db.query("SELECT oid, * FROM t").values()).toEqual([[6, "e", "f"]]);
 });
 
+test("a row WITHOUT ROWID goes by its key, whatever its value", () => {
+  for (const key of ALL_VALUES.filter((value) => value !== null)) {
+    const { db, replica } = follower("CREATE TABLE t (k PRIMARY KEY, v) WITHOUT ROWID");
+    const [put, gone] = [
+      { kind: "put", values: [key, 1n] } as const,
+      { kind: "remove", key: [key] } as const,
+    ];
+    applyBatch(replica, batch(2, 3, [{ ...put, table: "t", rowid: null }]));
+    expect(db.query("SELECT v FROM t").values()).toEqual([[1]]);
+    applyBatch(replica, batch(3, 4, [{ ...gone, table: "t", rowid: null }]));
+    expect(db.query("SELECT v FROM t").values()).toEqual([]);
+  }
+});
+
 test("an INTEGER PRIMARY KEY is its rowid", () => {
   const { db, replica } = follower("CREATE TABLE t (a INTEGER PRIMARY KEY, b UNIQUE)");
   applyBatch(replica, batch(2, 3, [insert(5, 5n, "b"), update(5, 5n, "c")]));
@@ -287,6 +301,12 @@ test("a database that is busy is no divergence", () => {
   db.run("BEGIN");
   expect(() => applyBatch(replica, batch(2, 3, []))).toThrow(/transaction/);
   db.run("ROLLBACK");
+});
+
+test("a row that breaks a CHECK is one that the source holds", () => {
+  const { db, replica } = follower("CREATE TABLE t (a, b, CHECK (a > 0))");
+  applyBatch(replica, batch(2, 3, [insert(1, -5n, null)]));
+  expect(rows(db)).toEqual([[1, -5, null]]);
 });
 
 describe("foreign keys", () => {

@@ -7,13 +7,17 @@ import { join } from "node:path";
 import type { Batch, CdcChange } from "../../lib/cdc/change.ts";
 import { BrokenText } from "../../lib/cdc/change.ts";
 import { decodeChange, encodeChange } from "../../lib/cdc/change-text.ts";
+import { followClosedFile } from "../../lib/cdc/closed-file.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
 import { CdcError } from "../../lib/cdc/error.ts";
+import { FrameReader } from "../../lib/cdc/frames.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
 import { readImage } from "../../lib/cdc/sqlite-image.ts";
 import { imageSql } from "../../lib/cdc/sqlite-log.ts";
+import { serveCdc } from "../../lib/cdc/stream.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
+import { openPrograms } from "../support/old-sqlite.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower } from "./support/turso-source.ts";
 import { ALL_VALUES } from "./support/values.ts";
@@ -364,6 +368,81 @@ describe("a schema that others alter", () => {
   });
 });
 
+test("a stream says that there is more while the schema is not in the log", async () => {
+  const { program, reader } = captured(T);
+  const { log, commit, mark } = await readCopy(reader, 0);
+  const stream = serveCdc(() => open(), { log, commit, mark }, { pollMs: 1, beatMs: 1 });
+  const frames = new FrameReader();
+  const events = (async function* () {
+    for await (const bytes of stream) yield* frames.read(bytes);
+  })();
+  expect((await events.next()).value).toEqual({ kind: "beat", behind: 0 });
+  program.exec("CREATE TABLE u (a); INSERT INTO u VALUES (1)");
+  for await (const event of events) if (event.kind === "beat" && event.behind > 0) break;
+});
+
+describe("a column with a name of the rowid", () => {
+  test("that is generated", async () => {
+    const { program, reader } = captured("CREATE TABLE t (a, rowid INT AS (a * 10))");
+    program.run("INSERT INTO t (a) VALUES (7), (8)");
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    program.exec("INSERT INTO t (a) VALUES (9); DELETE FROM t WHERE a = 7");
+    await pump(tailer, follower);
+    expect(follower.db.query("SELECT _rowid_, a FROM t").values()).toEqual([
+      [2, 8],
+      [3, 9],
+    ]);
+    await equal(reader, follower);
+  });
+
+  test("that is added while rows are written, by builds that let it be", async () => {
+    const { program, capture, reader } = captured("CREATE TABLE t (a); INSERT INTO t VALUES (1)");
+    using follower = new Follower();
+    const tailer = await followed(reader, follower);
+    const sql = "ALTER TABLE t ADD COLUMN rowid DEFAULT 9; UPDATE t SET a = 2";
+    for (const other of await openPrograms()) {
+      await other.paste(path, `BEGIN; ${sql}; COMMIT`);
+      other.close();
+    }
+    capture.settle();
+    await pump(tailer, follower);
+    await equal(reader, follower);
+    program.run("UPDATE t SET a = 'five'");
+    await pump(tailer, follower);
+    await equal(reader, follower);
+  });
+});
+
+test("an image holds a large blob", () => {
+  const hex = "0F".repeat(8_000_000);
+  expect(readImage(Buffer.from(`[{"h":"${hex}"}]`))).toEqual([new Uint8Array(8_000_000).fill(15)]);
+  for (const wrong of [`${hex}0`, `${hex}0g`, `${hex}\n0`]) {
+    expect(() => readImage(Buffer.from(JSON.stringify([{ h: wrong }])))).toThrow("no hex");
+  }
+});
+
+test("a file at rest is followed to its end, or it is said that it was not", async () => {
+  const { program, capture } = captured(T);
+  using follower = new Follower();
+  await followClosedFile(path, follower.replica, 0);
+  program.exec("ALTER TABLE t RENAME COLUMN w TO x; INSERT INTO t VALUES (1, 1, 1)");
+  expect(await codeOf(() => followClosedFile(path, follower.replica, 0))).toBe("unsettled");
+  capture.settle();
+  expect(await followClosedFile(path, follower.replica, 0)).toMatchObject({ transactions: 1 });
+});
+
+test("past a row of the log that says nothing leads a copy", async () => {
+  const { program, reader } = captured(T);
+  using follower = new Follower();
+  const tailer = await followed(reader, follower);
+  program.run("INSERT INTO _cdc (change_time, change_type, table_name) VALUES (1, -1, 't')");
+  expect(await codeOf(() => drain(tailer))).toBe("log-incomplete");
+  program.run("INSERT INTO t VALUES (1, 1, 1)");
+  await pump(await followed(reader, follower), follower);
+  await equal(reader, follower);
+});
+
 describe("left out", () => {
   test("virtual tables and the tables behind them, but not the table they are made from", async () => {
     const { program, reader } = captured(`${T};
@@ -446,6 +525,19 @@ describe("which log it is", () => {
     );
     SqliteCapture.open(open());
     await pump(tailer, follower);
+    await equal(reader, follower);
+  });
+
+  test("begins anew where somebody took out a part of it", async () => {
+    const { program, reader } = captured(`${T}; INSERT INTO t VALUES (1, 1, 1)`);
+    using follower = new Follower();
+    await followed(reader, follower);
+    program.run("DROP TABLE _cdc");
+    SqliteCapture.open(open());
+    open().run("INSERT INTO t VALUES (2, 2, 2)");
+    const from = follower.replica.watermark();
+    expect(await codeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
+    await followed(reader, follower);
     await equal(reader, follower);
   });
 

@@ -29,6 +29,13 @@ describe("run", () => {
       "CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM u; SELECT 1; END",
       { type: "trigger", name: "g" },
     ],
+    ["CREATE TRIGGER g AFTER INSERT ON main.t BEGIN SELECT 1; END", { target: "t" }],
+    ["CREATE TRIGGER g AFTER INSERT ON 't' BEGIN SELECT 1; END", { target: "t" }],
+    [
+      'CREATE TRIGGER "and on u" UPDATE OF "on", a /* on u */ ON [t] BEGIN SELECT 1; END',
+      { name: "and on u", target: "t" },
+    ],
+    ['CREATE INDEX i ON "t" (a)', { target: "t" }],
   ])("%s", (sql, expected) => {
     expect(checkSchemaStatement(sql)).toMatchObject(expected);
   });

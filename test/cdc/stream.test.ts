@@ -91,13 +91,13 @@ describe("a stream", () => {
       kind: "batch",
       batch: { kind: "copy", commit: 4n },
     });
-    expect(await served.next()).toEqual({ kind: "beat" });
+    expect(await served.next()).toEqual({ kind: "beat", behind: 0 });
     source.writer.exec("INSERT INTO t VALUES (2, 2); INSERT INTO t VALUES (3, 3)");
     expect(await served.next()).toMatchObject({
       batch: { kind: "transaction", after: 4n, commit: 6n },
     });
     expect(await served.next()).toMatchObject({ batch: { after: 6n, commit: 8n } });
-    expect(await served.next()).toEqual({ kind: "beat" });
+    expect(await served.next()).toEqual({ kind: "beat", behind: 0 });
     await served.reader.cancel();
     expect(served.opened.map(({ open }) => open)).toEqual([false]);
   });
@@ -119,7 +119,7 @@ describe("a stream", () => {
     const last = await served.next();
     left.push(last?.kind === "batch" && last.behind);
     expect(left).toEqual([3, 2, 1, 1]);
-    expect(await served.next()).toEqual({ kind: "beat" });
+    expect(await served.next()).toEqual({ kind: "beat", behind: 0 });
     source.writer.exec("INSERT INTO t VALUES (5, 1)");
     expect(await served.next()).toMatchObject({ kind: "batch", behind: 0 });
     await served.reader.cancel();
@@ -181,8 +181,8 @@ describe("a stream", () => {
       opened = resolve;
     });
     const served = new Served(source, null, quickTime(), () => slow);
-    expect(await served.next()).toEqual({ kind: "beat" });
-    expect(await served.next()).toEqual({ kind: "beat" });
+    expect(await served.next()).toEqual({ kind: "beat", behind: 0 });
+    expect(await served.next()).toEqual({ kind: "beat", behind: 0 });
     opened(source.open());
     expect(await served.next()).toMatchObject({ batch: { kind: "copy" } });
     await served.reader.cancel();
