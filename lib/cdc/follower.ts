@@ -44,6 +44,8 @@ export interface FollowerOptions {
   readonly random: Random;
   /** Where transactions are held that are too large for memory. */
   readonly spool?: SpoolOptions;
+  /** Called when the source is heard; throws where the follower's own file is not what it was. */
+  checkFile?(): void;
   /** After each batch, and after each end with its reason (undefined: the source ended it). */
   onBatch?(batch: Batch): void;
   onEnd?(reason: string | undefined): void;
@@ -143,6 +145,7 @@ export class Follower {
         ...this.#options.spool,
         onBatch: (batch, _outcome, behind) => this.#applied(batch, behind),
         onBeat: (behind) => {
+          this.#options.checkFile?.();
           this.#isHeard = true;
           this.#failures = 0;
           // One that comes while a copy is made says only that the source is there.
@@ -163,6 +166,7 @@ export class Follower {
   }
 
   #applied(batch: Batch, behind: number | undefined): void {
+    this.#options.checkFile?.();
     this.#isHeard = true;
     this.#state = "following";
     this.#wantsCopy = false;

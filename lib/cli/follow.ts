@@ -9,6 +9,7 @@
 import { existsSync } from "node:fs";
 import { dirname } from "node:path";
 import { systemClock, systemTimers } from "../base/clock.ts";
+import { HookSyncError } from "../base/errors.ts";
 import { readFlags } from "../base/flags.ts";
 import { systemRandom } from "../base/random.ts";
 import type { BridgeSource } from "../bridge.ts";
@@ -19,6 +20,7 @@ import { SETTINGS } from "../config.ts";
 import { createCopyApp } from "../http/copy-app.ts";
 import { streamFrom } from "../shipper/node-client.ts";
 import { CopyRows } from "../store/copy-rows.ts";
+import { fileMark } from "../store/open.ts";
 import { type Command, EXIT_FAILED, EXIT_OK, type Runtime } from "./command.ts";
 import { DB_FLAG, readFileWords } from "./file-words.ts";
 import { askDirectly, type NodeFlag, readUrl, refuse, TOKEN_FLAG } from "./node-words.ts";
@@ -211,8 +213,18 @@ async function followNode(following: Following): Promise<number> {
   const { terminal } = runtime;
   const named = name === undefined ? "" : `name=${encodeURIComponent(name)}`;
   let told: string | undefined;
+  const mark = fileMark(copy);
   const follower = new Follower({
     replica,
+    checkFile: () => {
+      if (fileMark(copy) === mark) return;
+      const what = `${copy} was removed or replaced while it followed ${node}`;
+      throw new HookSyncError(
+        "file-moved",
+        what,
+        "Start it again: it takes a new copy, or goes on.",
+      );
+    },
     clock: systemClock,
     timers: systemTimers,
     random: systemRandom,

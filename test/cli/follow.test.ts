@@ -131,6 +131,23 @@ describe("a node with --cdc", () => {
   );
 
   test(
+    "a follower whose copy is removed ends and says so, instead of writing where nobody reads",
+    async () => {
+      const { url } = await node("--cdc");
+      const follower = begin("follow", url, "--db", copy);
+      await follower.printed("out", "copied");
+      for (const end of ["", "-wal", "-shm"]) rmSync(copy + end, { force: true });
+      withDb(path, (db) => db.run("INSERT INTO items(id, name) VALUES ('a', 'late')"));
+      const { code, err } = await follower.ended();
+      expect([code, err]).toEqual([1, expect.stringContaining("was removed or replaced")]);
+      const again = begin("follow", url, "--db", copy);
+      await again.printed("out", "copied");
+      await untilEqual();
+    },
+    MS_MAX,
+  );
+
+  test(
     "a follower whose source is gone says how old its copy is",
     async () => {
       const { url, process } = await node("--cdc");
