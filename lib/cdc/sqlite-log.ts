@@ -7,7 +7,8 @@
  * entries are applied as "this row is there, like this" or "it is not there".
  *
  * The triggers live in the file and are run by whatever SQLite the other programs have: 3.24 with
- * JSON1 and newer. They never fail a write.
+ * JSON1 and newer. They fail no write, but of a BLOB of
+ * half a gigabyte, whose image in hex is more than SQLite holds in a value.
  */
 import { quoteName, quoteText } from "../base/sql-text.ts";
 

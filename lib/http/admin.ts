@@ -1,5 +1,5 @@
 /**
- * Who may change the mesh: programs on this machine, and whoever has the token. A web page must not
+ * Who may change the mesh and copy whole files: programs on this machine, and whoever has the token. A web page must not
  * (its requests cannot be JSON without asking first), nor a stranger behind a proxy on this machine
  * (its requests come from the loopback address, but say that they were forwarded).
  */
@@ -26,8 +26,8 @@ export function requireAdmin({ headers, remoteAddress, token }: AdminCheck): voi
   throw new RequestError(
     403,
     token === undefined
-      ? "peers can be changed only from this machine (127.0.0.1); start the node with --admin-token to allow it from elsewhere"
-      : "peers can be changed only from this machine (127.0.0.1) or with Authorization: Bearer and the admin token",
+      ? "this is allowed only from this machine (127.0.0.1); start the node with --admin-token to allow it from elsewhere"
+      : "this is allowed only from this machine (127.0.0.1) or with Authorization: Bearer and the admin token",
   );
 }
 
