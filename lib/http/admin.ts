@@ -1,7 +1,7 @@
 /**
- * Who may change the mesh and copy whole files: programs on this machine, and whoever has the token. A web page must not
- * (its requests cannot be JSON without asking first), nor a stranger behind a proxy on this machine
- * (its requests come from the loopback address, but say that they were forwarded).
+ * Who may change the mesh and copy whole files: programs on this machine, and whoever has the token. A
+ * web page must not (its requests cannot be JSON without asking first), nor a stranger behind a proxy on
+ * this machine (its requests come from the loopback address, but say that they were forwarded).
  */
 import { createHash, timingSafeEqual } from "node:crypto";
 import { RequestError } from "../base/errors.ts";
