@@ -445,11 +445,12 @@ export class CdcTailer {
 
   /**
    * Other databases number their schemas on their own: the object is not ours where its number is
-   * that of one of the log's own tables, or where ours has none with it and none was dropped.
+   * that of one of the log's own tables, or where ours has none with it. But one that was dropped was
+   * ours, whoever has its number now.
    */
   async #isOutside({ id }: SchemaEntry, at: bigint): Promise<boolean> {
     const holder = this.#page!.schema.objects.find((object) => object.id === id.toString());
-    if (holder !== undefined) return isInternalName(holder.name);
+    if (holder !== undefined && !isInternalName(holder.name)) return false;
     return !(await this.#isDropped(at, (drop) => drop.id === id));
   }
 
