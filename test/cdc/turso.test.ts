@@ -202,7 +202,7 @@ describe("what is in the log though it should not be", () => {
       `CREATE TABLE a (x); CREATE TABLE b (x); INSERT INTO b VALUES (1); DROP TABLE b; DROP TABLE a;
        CREATE TABLE c (k INTEGER PRIMARY KEY AUTOINCREMENT, v)`,
     );
-    const kinds = ["schema", "schema", "insert", "schema", "schema", "schema"];
+    const kinds: CdcChange["kind"][] = ["schema", "schema", "insert", "schema", "schema", "schema"];
     expect(changes.flat().map(({ kind }) => kind)).toEqual(kinds);
   });
 
