@@ -19,7 +19,7 @@ const BUSY_MS = 5;
 /** A stream ends so often, and its follower asks again from where it is: that is what is kept. */
 const STREAM_MS = 300_000;
 /** A frame is made at one go, while the node answers nobody. */
-const FRAME_BYTES_MAX = 256 * 1024;
+const NODE_FRAME_BYTES = 256 * 1024;
 const PRUNE_PAUSE_MS = 10_000;
 /** Rows, spread over the log, whose size stands for all. */
 const SAMPLE_ROWS = 1_000;
@@ -134,7 +134,7 @@ export class CdcService {
   stream(after: Watermark | null, name: string | null, once: boolean): ReadableStream<Uint8Array> {
     const { path, clock, timers } = this.#options;
     if (name !== null) this.#see(name, after);
-    const limits = { lifeMs: STREAM_MS, once, frameBytesMax: FRAME_BYTES_MAX };
+    const limits = { lifeMs: STREAM_MS, once, frameBytesMax: NODE_FRAME_BYTES };
     const { signal } = this.#ending;
     const told = name === null ? {} : this.#watch(name, after);
     const options = { ...limits, ...told, folder: dirname(path), clock, timers, signal };

@@ -6,6 +6,7 @@
 import { Hono } from "hono";
 import { RequestError } from "../base/errors.ts";
 import { requireAdmin } from "./admin.ts";
+import { searchParams } from "./path.ts";
 import type { Membership } from "./peer-routes.ts";
 import type { CopySource } from "./snapshot-routes.ts";
 
@@ -30,7 +31,7 @@ export function cdcRoutes(
       remoteAddress: membership.remoteAddress(request),
       token: membership.adminToken,
     });
-    const stream = source.stream(new URL(request.url).searchParams, once);
+    const stream = source.stream(searchParams(request), once);
     if (stream === undefined) {
       throw new RequestError(404, "this node keeps no change log; start it with --cdc");
     }

@@ -150,7 +150,8 @@ function readBatch(body: unknown): readonly unknown[] {
   return body;
 }
 
-function readLimit(text: string | null): number {
+/** `limit=` of a list; throws a 400. */
+export function readLimit(text: string | null): number {
   if (text === null) return LIST_ROWS;
   const limit = /^\d{1,9}$/.test(text) ? Number(text) : 0;
   if (limit < 1 || limit > LIST_ROWS_MAX) {

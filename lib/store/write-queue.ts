@@ -317,6 +317,7 @@ export class WriteQueue {
       logged = 0;
     };
     let tried = 0;
+    let writes = 0;
     try {
       this.ends?.end();
       settle(nowMs);
@@ -327,13 +328,13 @@ export class WriteQueue {
           mode = job.mode;
         }
         tried++;
+        if (mode === "local") writes++;
         results.push(job.work(transaction));
       }
       endMode();
       this.ends?.end();
       const endedMs = clock.monotonicMs();
       this.#commit.run();
-      const writes = group.slice(0, tried).filter((job) => job.mode === "local").length;
       this.#company.committed(writes, clock.monotonicMs() - endedMs);
     } catch (failure) {
       const error = this.#rollBack(failure, rolledBack);

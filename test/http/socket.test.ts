@@ -1,6 +1,7 @@
 /** What only a real socket shows: framing, limits of the server, requests that arrive together. */
 import { afterEach, expect, test } from "bun:test";
 import { connect } from "node:net";
+import { createCopyApp } from "../../lib/http/copy-app.ts";
 import { AppFixture, BODY_BYTES_MAX, readAnswer } from "../support/app-fixture.ts";
 
 const closers: (() => unknown)[] = [];
@@ -142,7 +143,21 @@ test.each([
   expect(await ask("/api/items/a")).toContain('"id":"a"');
   expect((await ask("/api/items?limit=1")).match(/"id"/g)).toHaveLength(1);
   expect(await ask("/sync/digest?table=items")).toStartWith("HTTP/1.1 200 ");
+  fixture.copies.keepOpen = () => {};
+  expect(await ask("/cdc/stream?after=5")).toContain("frames");
+  expect(fixture.cdcCalls).toEqual(["after=5"]);
   expect(await ask("/a://b/health")).toStartWith("HTTP/1.1 404 ");
+});
+
+test("a follower's copy is read without a Host, too", async () => {
+  const rows = { list: () => ({ json: "[1]", next: undefined }), row: () => undefined };
+  const fetch = createCopyApp({ rows, health: () => ({ ok: true }) });
+  const server = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch });
+  closers.push(() => server.stop(true));
+  const ask = (target: string) => exchange(server.port!, `GET ${target} HTTP/1.0\r\n\r\n`);
+  expect(await ask("/health")).toContain('{"ok":true}');
+  expect(await ask("/api/items?limit=1")).toEndWith("[1]");
+  expect(await ask("/api/items/a")).toStartWith("HTTP/1.1 404 ");
 });
 
 test("a client that goes away in the middle of its body costs nothing", async () => {

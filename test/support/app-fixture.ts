@@ -36,6 +36,8 @@ export class AppFixture {
   /** Scripted by the tests of their routes. */
   digests: Partial<DigestSource> = {};
   copies: Partial<CopySource> = {};
+  /** What the log for followers was asked for: `after=5`. */
+  readonly cdcCalls: string[] = [];
   report: HealthReport = {
     ok: true,
     reasons: [],
@@ -78,6 +80,12 @@ export class AppFixture {
       copies: new Proxy({} as CopySource, {
         get: (_, name) => this.copies[name as keyof CopySource],
       }),
+      cdc: {
+        stream: (parameters) => {
+          this.cdcCalls.push(parameters.toString());
+          return new Blob(["frames"]).stream();
+        },
+      },
       membership: this.#membership(),
       reportError: (error) => this.reported.push(error),
     });
