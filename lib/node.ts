@@ -6,7 +6,7 @@
 import { existsSync, statSync } from "node:fs";
 import type { Cancel, Clock, Timers } from "./base/clock.ts";
 import { systemTimers } from "./base/clock.ts";
-import { HookSyncError, RequestError } from "./base/errors.ts";
+import { HookSyncError, RequestError, sqliteCode } from "./base/errors.ts";
 import { countRepeats, type Logger, type Repeats } from "./base/log.ts";
 import type { Random } from "./base/random.ts";
 import { Bridge, type BridgeAim, type OwnMesh, refuseOwnMesh } from "./bridge.ts";
@@ -30,7 +30,6 @@ import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
 import { copyPath, removeLeftCopies, streamCopy } from "./store/snapshot.ts";
 import { type FillEvent, Store } from "./store/store.ts";
-import { sqliteCode } from "./store/write-queue.ts";
 import { Verifier } from "./verifier.ts";
 
 /** What serve and follow give a node; without `timers` it takes those of the event loop. */

@@ -13,15 +13,11 @@ import { CdcError } from "../lib/cdc/error.ts";
 import { CdcTailer, readCopy, SqliteCapture } from "../lib/cdc/index.ts";
 import { TursoSource } from "./cdc/support/turso-source.ts";
 import { StoreFile } from "./support/open-store.ts";
-import { Seeded } from "./support/seeded.ts";
+import { Seeded, seedsAsked } from "./support/seeded.ts";
 
 const ROUNDS = 12;
 const STEPS = 15;
 const KEYS = 12;
-
-const one = Bun.env["SEED"];
-const count = Number(Bun.env["SEEDS"] ?? 10);
-const seeds = one ? [Number(one)] : Array.from({ length: count }, (_, i) => i + 1);
 
 /** What another program does to the source, each with what may be refused. */
 class Source {
@@ -138,7 +134,7 @@ function openBridge(file: StoreFile, random: Seeded): Bridge {
   });
 }
 
-describe.each(seeds)("seed %d", (seed) => {
+describe.each(seedsAsked(10))("seed %d", (seed) => {
   test("the node's file has what the source has", async () => {
     const random = new Seeded(seed);
     await using file = new StoreFile();

@@ -45,3 +45,14 @@ export class RequestError extends Error {
     this.headers = headers;
   }
 }
+
+/** `SQLITE_…`, or empty where the error has no code. */
+export function sqliteCode(error: unknown): string {
+  return error instanceof Error && "code" in error ? String(error.code) : "";
+}
+
+/** Whether another connection is in the way, so that trying again may help. */
+export function isBusy(error: unknown): boolean {
+  const code = sqliteCode(error);
+  return code.startsWith("SQLITE_BUSY") || code.startsWith("SQLITE_LOCKED");
+}

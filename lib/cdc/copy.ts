@@ -9,8 +9,14 @@ import type { Batch, CdcValue } from "./change.ts";
 import { Breath, type CdcConnection, inSnapshot, selectAll } from "./connection.ts";
 import { CdcError } from "./error.ts";
 import { textFrom } from "./record.ts";
-import type { SchemaColumn } from "./schema-digest.ts";
-import { readSourceSchema, refuseUnfit, rowidName, type SourceSchema } from "./source-schema.ts";
+import { keyColumns, type SchemaColumn } from "./schema-digest.ts";
+import {
+  isWithoutRowid,
+  readSourceSchema,
+  refuseUnfit,
+  rowidName,
+  type SourceSchema,
+} from "./source-schema.ts";
 import { ChangeSpool, type SpoolOptions } from "./spool.ts";
 import { readLogEnd } from "./tailer.ts";
 
@@ -115,8 +121,7 @@ async function copyKeyedRows(
   schemaColumns: readonly SchemaColumn[],
 ): Promise<void> {
   const columns = schemaColumns.map((column) => column.name);
-  const keyed = schemaColumns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
-  const key = keyed.map((column) => `${quoteName(table)}.${quoteName(column.name)}`);
+  const key = keyColumns(schemaColumns).map((name) => `${quoteName(table)}.${quoteName(name)}`);
   const breath = new Breath();
   for (let offset = 0; ; offset += KEYED_PAGE_ROWS) {
     const sql = `
@@ -131,11 +136,6 @@ async function copyKeyedRows(
     if (rows.length < KEYED_PAGE_ROWS) return;
     await breath.take();
   }
-}
-
-/** As the end of a CREATE TABLE says it. */
-function isWithoutRowid(sql: string): boolean {
-  return /\bWITHOUT\s+ROWID\s*(?:,\s*STRICT\s*)?$/i.test(sql);
 }
 
 function readValues(row: Record<string, unknown>, columns: readonly string[]): CdcValue[] {

@@ -20,17 +20,21 @@
  *   R4  a first copy replaces no tables that did not come from a source.
  */
 import { Database, type SQLQueryBindings, type Statement } from "bun:sqlite";
+import { sqliteCode } from "../base/errors.ts";
 import { nameKey, quoteName } from "../base/sql-text.ts";
-import { type Batch, BrokenText, type CdcChange, type CdcValue, type Watermark } from "./change.ts";
+import { boundTo, placeOf } from "../base/sql-value.ts";
+import type { Batch, CdcChange, CdcValue, Watermark } from "./change.ts";
 import { CdcError } from "./error.ts";
 import {
   digestSchema,
   isFollowed,
+  keyColumns,
   SCHEMA_SQL,
   type SchemaColumn,
   type SchemaObject,
 } from "./schema-digest.ts";
 import { rowidName } from "./source-schema.ts";
+import { allColumnNames, columnsOf, hasRowids, schemaVersion } from "./sqlite-table.ts";
 import { checkSchemaStatement, type SchemaStatement } from "./statement.ts";
 
 /** Beyond it the statements of all tables are made anew: one per table and mixture of kinds. */
@@ -78,7 +82,7 @@ export type ApplyOutcome = "applied" | "already-applied";
 
 /** Foreign keys, and those of them that act. */
 const KEYS_SQL = `
-  SELECT count(*) AS n, 
+  SELECT count(*) AS n,
     count(*) FILTER (WHERE on_delete <> 'NO ACTION' OR on_update <> 'NO ACTION') AS acting
   FROM sqlite_schema AS s, pragma_foreign_key_list(s.name)
   WHERE s.type = 'table'`;
@@ -135,13 +139,13 @@ export class Replica {
 
   /** The digest of the schema as it is, with the triggers that are kept as text. */
   schemaDigest(): string {
-    const version = this.#schemaVersion();
+    const version = schemaVersion(this.#db);
     if (this.#digest?.version === version) return this.#digest.text;
     const objects = this.#db.query<SchemaObject, []>(SCHEMA_SQL).all();
     const columns = new Map<string, readonly SchemaColumn[]>();
     for (const object of objects) {
       if (object.type !== "table" || !isFollowed(object)) continue;
-      columns.set(object.name, this.#columnsOf(object.name));
+      columns.set(object.name, columnsOf(this.#db, object.name));
     }
     const kept = objects.filter(({ type }) => type !== "trigger");
     const triggers = this.#db
@@ -182,13 +186,13 @@ export class Replica {
       if (error instanceof Unchecked) return undefined;
       if (isOrphan(error)) this.#keysHold = false;
       // Keys that refer to nothing fail every write; what else it was comes again.
-      else this.#keys = { version: this.#schemaVersion(), canCheck: false };
+      else this.#keys = { version: schemaVersion(this.#db), canCheck: false };
       return undefined;
     }
   }
 
   #canCheckKeys(): boolean {
-    const version = this.#schemaVersion();
+    const version = schemaVersion(this.#db);
     if (this.#keys?.version !== version) {
       const keys = this.#db.query<{ n: number; acting: number }, []>(KEYS_SQL).get()!;
       this.#keys = { version, canCheck: keys.n > 0 && keys.acting === 0 };
@@ -229,7 +233,7 @@ export class Replica {
       this.#empty();
     } else if (this.#isKnown(batch)) return "already-applied";
     // Somebody may have altered the file between two batches.
-    if (this.#digest?.version !== this.#schemaVersion()) this.#forget();
+    if (this.#digest?.version !== schemaVersion(this.#db)) this.#forget();
     for (const change of batch.changes) this.#change(change);
     if (batch.schema !== null && this.schemaDigest() !== batch.schema) {
       throw new CdcError(
@@ -286,7 +290,7 @@ export class Replica {
     }
     if (change.kind === "remove") {
       const key = rowid === null ? change.key : [rowid];
-      this.#removerOf(table, key).run(...key.map(binding));
+      this.#removerOf(table, key).run(...key.map(boundTo));
       return;
     }
     const { values, kind } = change;
@@ -296,7 +300,7 @@ export class Replica {
         `a row of ${values.length} values for ${table.columns.length} columns of ${change.table}`,
       );
     }
-    const bindings = values.map(binding);
+    const bindings = values.map(boundTo);
     if (rowid !== null) bindings.push(rowid);
     const { changes } = this.#writerOf(table, kind, values).run(...bindings);
     if (kind === "update" && changes !== 1) throw missing(change.table, rowid);
@@ -348,15 +352,14 @@ export class Replica {
   #tableOf(name: string): ReplicaTable {
     const known = this.#tables.get(nameKey(name));
     if (known !== undefined) return known;
-    const columns = this.#columnsOf(name);
+    const columns = columnsOf(this.#db, name);
     if (columns.length === 0) throw new CdcError("diverged", `there is no table ${name} here`);
     const names = columns.map((column) => column.name);
-    const rowid = this.#hasRowids(name) ? rowidName(this.#allColumnsOf(name)) : undefined;
-    if (rowid === undefined && this.#hasRowids(name)) {
+    const rowid = hasRowids(this.#db, name) ? rowidName(allColumnNames(this.#db, name)) : undefined;
+    if (rowid === undefined && hasRowids(this.#db, name)) {
       throw new CdcError("source-unfit", `columns of ${name} hide its rowid`);
     }
-    const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
-    const key = keyed.map((column) => column.name);
+    const key = keyColumns(columns);
     const table = { name, rowid, columns: names, key, write: new Map() };
     this.#tables.set(nameKey(name), table);
     return table;
@@ -367,13 +370,13 @@ export class Replica {
     kind: "insert" | "update" | "put",
     values: readonly CdcValue[],
   ): RowStatement {
-    const key = (kind === "update" ? "=" : "+") + values.map(placeKind).join("");
+    const key = (kind === "update" ? "=" : "+") + values.map(placeOf).join();
     return table.write.get(key) ?? this.#prepare(table, key, writeSql(table, kind, values));
   }
 
   /** Takes the rowid, or the values of the key. */
   #removerOf(table: ReplicaTable, values: readonly CdcValue[]): RowStatement {
-    const key = `-${values.map(placeKind).join("")}`;
+    const key = `-${values.map(placeOf).join()}`;
     return table.write.get(key) ?? this.#prepare(table, key, removeSql(table, values));
   }
 
@@ -383,32 +386,6 @@ export class Replica {
     table.write.set(key, statement);
     this.#statements++;
     return statement;
-  }
-
-  #columnsOf(table: string): SchemaColumn[] {
-    return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
-  }
-
-  /** Generated ones, too: they can hide the rowid. */
-  #allColumnsOf(table: string): string[] {
-    return this.#db
-      .query<{ name: string }, []>(`PRAGMA table_xinfo(${quoteName(table)})`)
-      .all()
-      .map(({ name }) => name);
-  }
-
-  #hasRowids(table: string): boolean {
-    const row = this.#db
-      .query<{ wr: number }, [string]>(
-        "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE",
-      )
-      .get(table);
-    return row?.wr !== 1;
-  }
-
-  #schemaVersion(): number {
-    return this.#db.query<{ schema_version: number }, []>("PRAGMA schema_version").get()!
-      .schema_version;
   }
 
   #forgetWriters(): void {
@@ -440,27 +417,11 @@ class Unchecked extends Error {}
 
 function isOrphan(error: unknown): boolean {
   const cause = error instanceof CdcError ? error.cause : error;
-  return cause instanceof Error && "code" in cause && cause.code === "SQLITE_CONSTRAINT_FOREIGNKEY";
+  return sqliteCode(cause) === "SQLITE_CONSTRAINT_FOREIGNKEY";
 }
 
 function missing(table: string, rowid: bigint | null): CdcError {
   return new CdcError("diverged", `there is no row ${rowid} in ${table} here`);
-}
-
-/** A driver binds 1.0 as INTEGER and has no way to bind bytes as TEXT: the statement says it. */
-function placeKind(value: CdcValue): string {
-  if (typeof value === "number") return "r";
-  return value instanceof BrokenText ? "t" : "v";
-}
-
-function placeOf(value: CdcValue): string {
-  if (typeof value === "number") return "CAST(? AS REAL)";
-  return value instanceof BrokenText ? "CAST(? AS TEXT)" : "?";
-}
-
-function binding(value: CdcValue): SQLQueryBindings {
-  if (value instanceof BrokenText) return value.bytes;
-  return Object.is(value, -0) ? "-0.0" : value;
 }
 
 function removeSql({ name, rowid, key }: ReplicaTable, values: readonly CdcValue[]): string {
@@ -496,7 +457,6 @@ const DIVERGENCE = /^SQLITE_(?:CONSTRAINT|ERROR|MISMATCH)/;
 
 function asDivergence(error: unknown): unknown {
   if (error instanceof CdcError || !(error instanceof Error)) return error;
-  const code = "code" in error ? String(error.code) : "";
-  if (!DIVERGENCE.test(code)) return error;
+  if (!DIVERGENCE.test(sqliteCode(error))) return error;
   return new CdcError("diverged", `a change does not fit this copy: ${error.message}`, error);
 }

@@ -25,6 +25,12 @@ export interface SchemaColumn {
   readonly pk: number;
 }
 
+/** The names of the key, in its order; none in a table that has none but the rowid. */
+export function keyColumns(columns: readonly SchemaColumn[]): string[] {
+  const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
+  return keyed.map(({ name }) => name);
+}
+
 /** Reads what the digest is made of; `rowid` too, by which Turso's log names an object. */
 export const SCHEMA_SQL = `
   SELECT CAST(rowid AS TEXT) AS id, type, name, tbl_name, sql

@@ -6,6 +6,7 @@
 import { Database } from "bun:sqlite";
 import { dirname } from "node:path";
 import type { Clock, Timers } from "../base/clock.ts";
+import { isBusy } from "../base/errors.ts";
 import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
 import { COMMIT } from "./log-entry.ts";
@@ -259,8 +260,4 @@ export class CdcService {
     }
     return 0;
   }
-}
-
-function isBusy(error: unknown): boolean {
-  return error instanceof Error && "code" in error && /^SQLITE_BUSY/.test(String(error.code));
 }

@@ -101,9 +101,14 @@ async function refuseUnfitTable(
   );
   if (columns.some(({ hidden }) => Number(hidden) !== 0))
     throw unfit(`${name} has generated columns`);
-  if (/\bWITHOUT\s+ROWID\s*(?:,\s*STRICT\s*)?$/i.test(sql)) throw unfit(`${name} has no rowids`);
+  if (isWithoutRowid(sql)) throw unfit(`${name} has no rowids`);
   const names = columns.map((column) => column.name);
   if (rowidName(names) === undefined) throw unfit(`columns of ${name} hide its rowid`);
+}
+
+/** As the end of a CREATE TABLE says it. */
+export function isWithoutRowid(sql: string): boolean {
+  return /\bWITHOUT\s+ROWID\s*(?:,\s*STRICT\s*)?$/i.test(sql);
 }
 
 /** The actions that change rows; NO ACTION and RESTRICT do not. */

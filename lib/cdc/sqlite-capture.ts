@@ -19,7 +19,7 @@ import type { Database } from "bun:sqlite";
 import { type Random, systemRandom } from "../base/random.ts";
 import { quoteName, tokenize } from "../base/sql-text.ts";
 import { CdcError } from "./error.ts";
-import { SCHEMA_SQL, type SchemaColumn, type SchemaObject } from "./schema-digest.ts";
+import { keyColumns, SCHEMA_SQL, type SchemaObject } from "./schema-digest.ts";
 import { isRowidName, rowidName } from "./source-schema.ts";
 import { SqliteCommits } from "./sqlite-commits.ts";
 import {
@@ -34,6 +34,7 @@ import {
   triggerNames,
 } from "./sqlite-log.ts";
 import { followedObjects, VIRTUAL_SQL } from "./sqlite-objects.ts";
+import { allColumnNames, columnsOf, hasRowids, schemaVersion } from "./sqlite-table.ts";
 
 /** Bound how long one prune and one part of a settle hold the write lock. */
 const PRUNE_ROWS_MAX = 5_000;
@@ -92,7 +93,7 @@ export class SqliteCapture {
 
   /** Whether nobody has changed the schema since it was settled. Cheap. */
   get isSettled(): boolean {
-    return this.#schemaVersion() === this.#state().schema_version;
+    return schemaVersion(this.#db) === this.#state().schema_version;
   }
 
   /** Puts what happened to the schema into the log; true when there was something. */
@@ -112,7 +113,7 @@ export class SqliteCapture {
     }
     const isChanged = this.#transaction(() => {
       if (this.isSettled) return false;
-      if (this.#schemaVersion() !== this.#state().planned) this.#plan();
+      if (schemaVersion(this.#db) !== this.#state().planned) this.#plan();
       if (this.#fillSome(rowsMax)) this.#finish();
       return true;
     });
@@ -146,12 +147,12 @@ export class SqliteCapture {
   static remove(db: Database): void {
     db.transaction(() => {
       const triggers = db
-        .query<{ name: string }, []>(
-          "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND name LIKE '\\_cdc\\_a__%' ESCAPE '\\'",
-        )
+        .query<{ name: string }, []>("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
         .all();
-      for (const { name } of triggers) db.run(`DROP TRIGGER ${quoteName(name)}`);
-      for (const table of ["", "_object", "_state", "_log", "_canary", "_rebuild"]) {
+      for (const { name } of triggers) {
+        if (CAPTURE_TRIGGER.test(name)) db.run(`DROP TRIGGER ${quoteName(name)}`);
+      }
+      for (const table of ["", "_object", "_state", "_log", "_canary", "_rebuild", "_follower"]) {
         db.run(`DROP TABLE IF EXISTS _cdc${table}`);
       }
     }).immediate();
@@ -263,7 +264,7 @@ export class SqliteCapture {
   #finish(): void {
     this.#db
       .query("UPDATE _cdc_state SET schema_version = ?, settled = ?")
-      .run(this.#schemaVersion(), this.newest());
+      .run(schemaVersion(this.#db), this.newest());
     this.#ends ??= new SqliteCommits(this.#db);
     this.#ends.end();
   }
@@ -325,7 +326,7 @@ export class SqliteCapture {
   #unexplained(current: Current, known: readonly Known[]): number {
     const changed = known.filter((object) => !isUnchanged(object, current)).length;
     const appeared = current.objects.filter((object) => !isKnown(object, known)).length;
-    return this.#schemaVersion() - this.#state().planned - changed - appeared;
+    return schemaVersion(this.#db) - this.#state().planned - changed - appeared;
   }
 
   /** What is logged behind it may have been written after the schema was altered; no COMMIT is. */
@@ -376,7 +377,7 @@ export class SqliteCapture {
 
   /** Only an alias of the rowid is given out by SQLite when NULL is inserted; its type says so. */
   #hasIntegerKey(table: LoggedTable, current: Current): boolean {
-    const keys = this.#columnsOf(table.name).filter(({ pk }) => pk > 0);
+    const keys = columnsOf(this.#db, table.name).filter(({ pk }) => pk > 0);
     const { sql } = sqlOf(current, "table", table.name);
     return (
       keys.length === 1 &&
@@ -481,7 +482,7 @@ export class SqliteCapture {
     }
     this.#db
       .query("UPDATE _cdc_state SET schema_version = ?, planned = ?")
-      .run(UNSETTLED, this.#schemaVersion());
+      .run(UNSETTLED, schemaVersion(this.#db));
   }
 
   #readCurrent(): Current {
@@ -499,29 +500,12 @@ export class SqliteCapture {
   }
 
   #readTable(name: string): LoggedTable {
-    const columns = this.#columnsOf(name);
+    const columns = columnsOf(this.#db, name);
     const names = columns.map((column) => column.name);
-    const { wr } = this.#db
-      .query<{ wr: number }, [string]>(
-        "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?",
-      )
-      .get(name)!;
-    const rowid = wr === 1 ? undefined : rowidName(this.#allColumnsOf(name));
-    if (wr !== 1 && rowid === undefined) throw unfit(`columns of ${name} hide its rowid`);
-    const keyed = columns.filter(({ pk }) => pk > 0).sort((a, b) => a.pk - b.pk);
-    return { name, columns: names, rowid, key: keyed.map((column) => column.name) };
-  }
-
-  #columnsOf(table: string): SchemaColumn[] {
-    return this.#db.query<SchemaColumn, []>(`PRAGMA table_info(${quoteName(table)})`).all();
-  }
-
-  /** Generated ones, too: they can hide the rowid. */
-  #allColumnsOf(table: string): string[] {
-    return this.#db
-      .query<{ name: string }, []>(`PRAGMA table_xinfo(${quoteName(table)})`)
-      .all()
-      .map(({ name }) => name);
+    const isKeyed = !hasRowids(this.#db, name);
+    const rowid = isKeyed ? undefined : rowidName(allColumnNames(this.#db, name));
+    if (!isKeyed && rowid === undefined) throw unfit(`columns of ${name} hide its rowid`);
+    return { name, columns: names, rowid, key: keyColumns(columns) };
   }
 
   #state(): {
@@ -534,11 +518,6 @@ export class SqliteCapture {
         "SELECT schema_version, planned, settled FROM _cdc_state",
       )
       .get()!;
-  }
-
-  #schemaVersion(): number {
-    return this.#db.query<{ schema_version: number }, []>("PRAGMA schema_version").get()!
-      .schema_version;
   }
 
   #hasTable(name: string): boolean {

@@ -10,7 +10,7 @@ import { existsSync } from "node:fs";
 import { dirname } from "node:path";
 import { systemClock, systemTimers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
-import { readFlags } from "../base/flags.ts";
+import { type Mistake, readFlags } from "../base/flags.ts";
 import { systemRandom } from "../base/random.ts";
 import type { BridgeSource } from "../bridge.ts";
 import { CdcError } from "../cdc/error.ts";
@@ -102,18 +102,12 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
   if (argv.some((word) => /^--?into-mesh(?:=true)?$/.test(word))) return bridge(argv, runtime);
   const words = readFileWords(argv, FLAGS, 1);
   const mistakes = [...words.mistakes];
-  const [source = ""] = words.flags.words;
-  const file = FILE_SOURCE.exec(source)?.[1];
+  const { file, node } = readSource(words.flags.words[0], mistakes);
   const listen = words.flags.values.get("listen")?.[0];
   const address = listen === undefined ? undefined : readListen(listen);
-  if (source === "") {
-    const right = "missing; expected what to follow: http://host:9001 or turso-file:app.db";
-    mistakes.push({ where: "SOURCE", value: undefined, right });
-  }
   if (listen !== undefined && address === undefined) {
     mistakes.push({ where: "--listen", value: listen, right: "expected :9003 or 127.0.0.1:9003" });
   }
-  const node = source === "" || file !== undefined ? "" : readUrl("SOURCE", source, mistakes);
   if (mistakes.length > 0) return refuse(runtime, mistakes, "follow");
   if (file !== undefined && !existsSync(file)) return tell(runtime, `there is no file ${file}`);
   let replica: Replica;
@@ -138,26 +132,36 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
   } catch (error) {
     if (!(error instanceof Error) || (!(error instanceof CdcError) && !("code" in error)))
       throw error;
-    return tell(runtime, error.message);
+    const hint = error instanceof HookSyncError ? `. ${error.hint}` : "";
+    return tell(runtime, `${error.message}${hint}`);
   } finally {
     replica.close();
   }
+}
+
+/** Of the two one is said: a file at rest, or a node's address; neither where it is a mistake. */
+function readSource(
+  given: string | undefined,
+  mistakes: Mistake[],
+): { readonly file: string | undefined; readonly node: string } {
+  if (given === undefined || given === "") {
+    const right = "missing; expected what to follow: http://host:9001 or turso-file:app.db";
+    mistakes.push({ where: "SOURCE", value: undefined, right });
+    return { file: undefined, node: "" };
+  }
+  const file = FILE_SOURCE.exec(given)?.[1];
+  return { file, node: file === undefined ? readUrl("SOURCE", given, mistakes) : "" };
 }
 
 /** The node's own flags go on to it; what is wrong with them it says itself. */
 async function bridge(argv: readonly string[], runtime: Runtime): Promise<number> {
   const { values, words, mistakes: wrong } = readFlags(argv, [...SETTINGS, ...BRIDGE_FLAGS]);
   const mistakes = [...wrong];
-  const [given = "", ...more] = words;
-  const path = FILE_SOURCE.exec(given)?.[1];
-  if (given === "") {
-    const right = "missing; expected what to follow: http://host:9001 or turso-file:app.db";
-    mistakes.push({ where: "SOURCE", value: undefined, right });
-  }
+  const [given, ...more] = words;
+  const { file: path, node: url } = readSource(given, mistakes);
   for (const word of more) {
     mistakes.push({ where: "argument", value: word, right: "expected no such word here" });
   }
-  const url = given === "" || path !== undefined ? "" : readUrl("SOURCE", given, mistakes);
   if (mistakes.length > 0) return refuse(runtime, mistakes, "follow");
   if (path !== undefined && !existsSync(path)) return tell(runtime, `there is no file ${path}`);
   const named = values.get("name")?.[0];
@@ -304,5 +308,6 @@ function healthOf(
     lag_transactions: status.lagTransactions,
     lag_ms: status.lagMs,
     last_error: status.lastError,
+    foreign_keys_hold: replica.keysHold ?? null,
   };
 }

@@ -2,10 +2,10 @@
  * Failures become answers here, and nowhere else. Every error answer is JSON `{"error": …}`; none shows
  * a stack, a path of this machine or SQL.
  */
-import { HookSyncError, RequestError } from "../base/errors.ts";
+import { HookSyncError, isBusy, RequestError, sqliteCode } from "../base/errors.ts";
 import { BatchError } from "../protocol/batch.ts";
 import { refusalOf } from "../store/refusal.ts";
-import { isBusy, sqliteCode, storeError } from "../store/write-queue.ts";
+import { storeError } from "../store/write-queue.ts";
 
 /** Headers of every JSON answer; RFC 8259 knows no charset for it. */
 export const JSON_TYPE = { "content-type": "application/json" } as const;

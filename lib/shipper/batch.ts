@@ -14,6 +14,7 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 import { isUtf8 } from "node:buffer";
+import { sqliteCode } from "../base/errors.ts";
 import { BODY_BYTES_MAX } from "../protocol/limits.ts";
 import type { BatchWindow, Sent } from "./peer-link.ts";
 import { blobColumns, hasBlobMark, lossy, spellRow, spellText } from "./wire-row.ts";
@@ -44,8 +45,7 @@ export interface BatchSource {
 
 /** Whether the file, not our code, is why a read failed: busy, its schema changing, or out of order. */
 export function isStoreError(error: unknown): error is Error {
-  if (!(error instanceof Error) || !("code" in error)) return false;
-  return String(error.code).startsWith("SQLITE_");
+  return sqliteCode(error).startsWith("SQLITE_");
 }
 
 /** The connection only reads; it is opened and closed by whoever gives it. */

@@ -5,7 +5,7 @@
  * follows, our triggers come back. A node that runs on the file sees a new schema whose triggers fit.
  */
 import type { Database } from "bun:sqlite";
-import { HookSyncError } from "../base/errors.ts";
+import { HookSyncError, isBusy, sqliteCode } from "../base/errors.ts";
 import {
   installTriggers,
   readKnown,
@@ -22,7 +22,6 @@ import { openDatabase } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
 import { isInternalTable, readTables } from "./schema.ts";
 import { isWord, nameKey, type Token, tokenize } from "./sql.ts";
-import { isBusy, sqliteCode } from "./write-queue.ts";
 
 /** What a statement means to do, as far as it matters here. */
 export interface Alteration {

@@ -14,8 +14,7 @@ import {
   statSync,
 } from "node:fs";
 import { basename, dirname, join } from "node:path";
-import { HookSyncError } from "../base/errors.ts";
-import { isBusy, sqliteCode } from "./write-queue.ts";
+import { HookSyncError, isBusy, sqliteCode } from "../base/errors.ts";
 
 /** Held while a node uses a file; free again when the process ends, however it ends. */
 export interface FileLock {

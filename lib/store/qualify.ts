@@ -2,7 +2,9 @@
  * Which tables can be synced (DESIGN.md, "Schema"). One that does not qualify is named with the reason
  * and with the SQL that would help (remedies.ts), and never stops the start. Reads only.
  */
+
 import type { Database } from "bun:sqlite";
+import { sqliteCode } from "../base/errors.ts";
 import { guardRemedy, indexRemedy, rebuildRemedy, stampRemedy } from "./remedies.ts";
 import {
   STAMP_MS_MAX,
@@ -13,7 +15,6 @@ import {
   versionKeys,
 } from "./schema.ts";
 import { nameKey, quoteName } from "./sql.ts";
-import { sqliteCode } from "./write-queue.ts";
 
 /** What surrounds the table and has a say. */
 export interface Surroundings {

@@ -2,10 +2,9 @@
  * SQLite refused a write: what a client may hear of it. Names the column, never shows SQL (the text
  * of a CHECK is part of SQLite's message).
  */
-import { RequestError } from "../base/errors.ts";
+import { RequestError, sqliteCode } from "../base/errors.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isWord, nameKey, type Token, tokenize } from "./sql.ts";
-import { sqliteCode } from "./write-queue.ts";
 
 /**
  * The answer to a write that a rule of the file forbids, or undefined for any other failure. Without

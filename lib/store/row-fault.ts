@@ -1,6 +1,6 @@
 /** Which errors of SQLite one row is guilty of, and what to do with such a row. */
+import { sqliteCode } from "../base/errors.ts";
 import type { Failure } from "./apply-parts.ts";
-import { sqliteCode } from "./write-queue.ts";
 
 /** What one row can be guilty of; a full disk or damage is nobody's fault and must fail the batch. */
 export function isRowFault(error: unknown): error is Error {

@@ -8,7 +8,9 @@
  *
  * Runs inside the caller's transaction with the syncing flag up.
  */
+
 import type { Database } from "bun:sqlite";
+import { sqliteCode } from "../base/errors.ts";
 import { VERSION_AHEAD_MS_MAX } from "../protocol/limits.ts";
 import { jsonPath } from "./row-json.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -24,7 +26,6 @@ import {
   type Trace,
   versionOf,
 } from "./versions.ts";
-import { sqliteCode } from "./write-queue.ts";
 
 /** All of the writing connection that settles. */
 export interface RowSettlerOptions {

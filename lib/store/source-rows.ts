@@ -16,6 +16,7 @@
  *   B4  a row that is here already, as it comes, is not written: nothing goes round in circles.
  */
 import type { Database, SQLQueryBindings, Statement } from "bun:sqlite";
+import { boundTo, isBrokenText, placeOf, type SqlValue } from "../base/sql-value.ts";
 import type { AskedTables } from "./adopt.ts";
 import { readSelection, type Survey, survey, writeSelection } from "./catalog.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
@@ -29,15 +30,6 @@ import {
 } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
 import { nameKey, quoteName } from "./sql.ts";
-
-/** A bigint is INTEGER, a number is REAL; `bytes` of a TEXT that is not UTF-8. */
-export type SourceValue =
-  | null
-  | bigint
-  | number
-  | string
-  | Uint8Array
-  | { readonly bytes: Uint8Array };
 
 /** A table as the source has it. */
 export interface SourceTable {
@@ -59,7 +51,7 @@ export interface SourceColumn {
 /** A row is found by its rowid or, in a table WITHOUT ROWID, by its key. */
 export interface SourceKey {
   readonly rowid: bigint | null;
-  readonly key: readonly SourceValue[];
+  readonly key: readonly SqlValue[];
 }
 
 /** What is written by; `look` and `settle` are the store's, for the same transaction. */
@@ -140,7 +132,7 @@ export class SourceRows {
   #nowMs = 0;
   #statements = 0;
   /** Written in this transaction with a stamp that will not do. */
-  #lifting: { plan: Plan; id: string; content: number; sent: SourceValue }[] = [];
+  #lifting: { plan: Plan; id: string; content: number; sent: SqlValue }[] = [];
   readonly #lifted = new Map<string, readonly string[]>();
   #returned = 0;
 
@@ -425,7 +417,7 @@ export class SourceRows {
   // ── Rows ────────────────────────────────────────────────────────────────────────────────────
 
   /** The row is like this in the source now. */
-  put(source: SourceTable, rowid: bigint | null, values: readonly SourceValue[]): void {
+  put(source: SourceTable, rowid: bigint | null, values: readonly SqlValue[]): void {
     const plan = this.#planOf(source);
     if (plan === undefined) return;
     const { target } = plan;
@@ -459,13 +451,13 @@ export class SourceRows {
   }
 
   /** False where the row is not let in. */
-  #write(plan: Plan, id: string, values: readonly SourceValue[], content: number): boolean {
+  #write(plan: Plan, id: string, values: readonly SqlValue[], content: number): boolean {
     const found = this.#compare(plan, id, values);
     if (found !== null) this.#watchReturn(plan, id, values, content);
     if (found?.same === 1) return true;
     try {
       const written = this.#statement(plan, "update", values, updateSql);
-      const bindings = plan.at.map((at) => binding(values[at]!));
+      const bindings = plan.at.map((at) => boundTo(values[at]!));
       if (found === null || written.run(...bindings, id).changes === 0) {
         const stamp = plan.stampAt < 0 ? [this.#nowMs] : [];
         this.#statement(plan, "insert", values, insertSql).run(...bindings, ...stamp);
@@ -484,10 +476,10 @@ export class SourceRows {
   #compare(
     plan: Plan,
     id: string,
-    values: readonly SourceValue[],
+    values: readonly SqlValue[],
   ): { same: number; rises: number } | null {
     const statement = this.#statement(plan, "compare", values, compareSql);
-    const bindings = plan.at.map((at) => binding(values[at]!));
+    const bindings = plan.at.map((at) => boundTo(values[at]!));
     return statement.get(...bindings, id) as { same: number; rises: number } | null;
   }
 
@@ -510,7 +502,7 @@ export class SourceRows {
   #statement(
     plan: Plan,
     what: "compare" | "update" | "insert",
-    values: readonly SourceValue[],
+    values: readonly SqlValue[],
     sqlOf: (plan: Plan, places: readonly string[]) => string,
   ): RowStatement {
     const places = plan.at.map((at) => placeOf(values[at]!));
@@ -636,7 +628,7 @@ export class SourceRows {
   }
 
   /** A version that was given here cannot be the source's, unless it got it from here. */
-  #watchReturn(plan: Plan, id: string, values: readonly SourceValue[], content: number): void {
+  #watchReturn(plan: Plan, id: string, values: readonly SqlValue[], content: number): void {
     if (plan.stampAt < 0 || this.#lifted.size === 0) return;
     const known = this.#lifted.get(`${plan.target.key} ${id}`);
     if (known?.includes(`${values[plan.stampAt]} ${content}`)) this.#returned++;
@@ -720,23 +712,8 @@ function numbered(place: string, i: number): string {
   return place.replace("?", `?${i + 1}`);
 }
 
-/** A driver binds 1.0 as INTEGER and has no way to bind bytes as TEXT: the statement says it. */
-function placeOf(value: SourceValue): string {
-  if (typeof value === "number") return "CAST(? AS REAL)";
-  return isBroken(value) ? "CAST(? AS TEXT)" : "?";
-}
-
-function binding(value: SourceValue): SQLQueryBindings {
-  if (isBroken(value)) return value.bytes;
-  return Object.is(value, -0) ? "-0.0" : value;
-}
-
-function isBroken(value: SourceValue): value is { readonly bytes: Uint8Array } {
-  return typeof value === "object" && value !== null && !(value instanceof Uint8Array);
-}
-
 /** Of the row's values by column, but the one at `without`. */
-function hashOf(source: SourceTable, values: readonly SourceValue[], without = -1): number {
+function hashOf(source: SourceTable, values: readonly SqlValue[], without = -1): number {
   // A column that came without a DEFAULT changes no row.
   const parts = values.map((value, i) => {
     return i === without || value === null ? "" : `${source.columns[i]!.name}=${textOf(value)}`;
@@ -749,9 +726,9 @@ function hashOf(source: SourceTable, values: readonly SourceValue[], without = -
   );
 }
 
-function textOf(value: NonNullable<SourceValue>): string {
+function textOf(value: NonNullable<SqlValue>): string {
   if (typeof value === "bigint") return `i${value}`;
   if (typeof value === "number") return Object.is(value, -0) ? "r-0" : `r${value}`;
   if (typeof value === "string") return `t${value.length}:${value}`;
-  return isBroken(value) ? `x${Buffer.from(value.bytes).toHex()}` : `b${value.toHex()}`;
+  return isBrokenText(value) ? `x${Buffer.from(value.bytes).toHex()}` : `b${value.toHex()}`;
 }

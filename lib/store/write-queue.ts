@@ -17,7 +17,7 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 import type { Cancel, Clock, Timers } from "../base/clock.ts";
-import { HookSyncError } from "../base/errors.ts";
+import { HookSyncError, isBusy, sqliteCode } from "../base/errors.ts";
 import { COMPANY_MS_MAX, Company } from "./company.ts";
 
 /**
@@ -360,17 +360,6 @@ interface Attempt {
 
 function busyError(message: string): HookSyncError {
   return new HookSyncError("busy", message, "Try again in a moment.");
-}
-
-/** `SQLITE_…`, or empty where the error has no code. */
-export function sqliteCode(error: unknown): string {
-  return error instanceof Error && "code" in error ? String(error.code) : "";
-}
-
-/** Whether another connection is in the way, so that trying again may help. */
-export function isBusy(error: unknown): boolean {
-  const code = sqliteCode(error);
-  return code.startsWith("SQLITE_BUSY") || code.startsWith("SQLITE_LOCKED");
 }
 
 /** The world's failures get a name; a refusal by a constraint or our own error stays what it is. */

@@ -10,6 +10,7 @@ import {
   FrameReader,
 } from "../../lib/cdc/frames.ts";
 import { forSeeds, Seeded } from "../support/seeded.ts";
+import { codeOf } from "./support/code-of.ts";
 import { randomChange } from "./support/values.ts";
 
 const ROW: CdcChange = { kind: "insert", table: "t", rowid: 1n, values: [1n, "é", 2.5, null] };
@@ -37,16 +38,6 @@ function plain(event: FrameEvent | undefined): unknown {
   if (event?.kind !== "batch") return event;
   const { close: _, changes, ...rest } = event.batch;
   return { ...rest, changes: [...changes] };
-}
-
-function codeOf(run: () => unknown): string {
-  try {
-    run();
-  } catch (error) {
-    if (error instanceof CdcError) return error.code;
-    throw error;
-  }
-  return "nothing wrong";
 }
 
 test("a batch comes back whole, however its bytes are cut into chunks and frames", async () => {

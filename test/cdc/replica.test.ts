@@ -2,8 +2,8 @@
 import { Database } from "bun:sqlite";
 import { describe, expect, test } from "bun:test";
 import { type Batch, BrokenText, type CdcChange, type CdcValue } from "../../lib/cdc/change.ts";
-import { CdcError } from "../../lib/cdc/error.ts";
 import { applyBatch, Replica } from "../../lib/cdc/replica.ts";
+import { codeOf } from "./support/code-of.ts";
 import { ALL_VALUES, INTEGERS } from "./support/values.ts";
 
 function batch(
@@ -36,16 +36,6 @@ function follower(table = "CREATE TABLE t (a, b)"): { db: Database; replica: Rep
 
 function rows(db: Database): unknown[] {
   return db.query("SELECT rowid, * FROM t ORDER BY rowid").values();
-}
-
-function codeOf(run: () => unknown): string {
-  try {
-    run();
-  } catch (error) {
-    if (error instanceof CdcError) return error.code;
-    throw error;
-  }
-  return "nothing wrong";
 }
 
 test("rows, schema changes and the watermark are one transaction", () => {

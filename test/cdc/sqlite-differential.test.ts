@@ -13,7 +13,7 @@ import { join } from "node:path";
 import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
 import { parseWatermark, serveCdc } from "../../lib/cdc/stream.ts";
 import { readLogEnd } from "../../lib/cdc/tailer.ts";
-import { Seeded } from "../support/seeded.ts";
+import { Seeded, seedsAsked } from "../support/seeded.ts";
 import { contentOf } from "./support/content.ts";
 import { Reader, startApplier, turn } from "./support/killed-follower.ts";
 import { SqliteWorkload } from "./support/sqlite-workload.ts";
@@ -23,15 +23,10 @@ const ROUNDS = 4;
 const STEPS = 30;
 const WAIT_MS = 300_000;
 
-const one = Bun.env["SEED"];
-const count = Number(Bun.env["SEEDS"] ?? 20);
-const from = Number(Bun.env["FROM"] ?? 1);
-const seeds = one ? [Number(one)] : Array.from({ length: count - from + 1 }, (_, i) => from + i);
-
 let checked = 0;
 afterAll(() => expect(checked).toBeGreaterThan(0));
 
-describe.each(seeds)("seed %d", (seed) => {
+describe.each(seedsAsked(20))("seed %d", (seed) => {
   test(
     "follower and file are equal",
     async () => {

@@ -9,7 +9,6 @@ import { BrokenText } from "../../lib/cdc/change.ts";
 import { decodeChange, encodeChange } from "../../lib/cdc/change-text.ts";
 import { followClosedFile } from "../../lib/cdc/closed-file.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
-import { CdcError } from "../../lib/cdc/error.ts";
 import { FrameReader } from "../../lib/cdc/frames.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { SqliteCapture } from "../../lib/cdc/sqlite-capture.ts";
@@ -18,6 +17,7 @@ import { imageSql } from "../../lib/cdc/sqlite-log.ts";
 import { serveCdc } from "../../lib/cdc/stream.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { openPrograms } from "../support/old-sqlite.ts";
+import { laterCodeOf } from "./support/code-of.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower } from "./support/turso-source.ts";
 import { ALL_VALUES } from "./support/values.ts";
@@ -44,16 +44,6 @@ function open(file = path): Database {
   db.run("PRAGMA synchronous = OFF");
   opened.push(db);
   return db;
-}
-
-async function codeOf(run: () => Promise<unknown>): Promise<string> {
-  try {
-    await run();
-  } catch (error) {
-    if (error instanceof CdcError) return error.code;
-    throw error;
-  }
-  return "nothing wrong";
 }
 
 /** A captured file, another program's connection to it, and a follower. */
@@ -344,7 +334,7 @@ describe("a schema that others alter", () => {
   test("a copy waits for it as well", async () => {
     const { program, capture, reader } = captured(T);
     program.run("ALTER TABLE t ADD COLUMN x");
-    expect(await codeOf(() => readCopy(reader, 0))).toBe("unsettled");
+    expect(await laterCodeOf(() => readCopy(reader, 0))).toBe("unsettled");
     capture.settle();
     using follower = new Follower();
     apply(follower, await readCopy(reader, 0));
@@ -427,7 +417,7 @@ test("a file at rest is followed to its end, or it is said that it was not", asy
   using follower = new Follower();
   await followClosedFile(path, follower.replica, 0);
   program.exec("ALTER TABLE t RENAME COLUMN w TO x; INSERT INTO t VALUES (1, 1, 1)");
-  expect(await codeOf(() => followClosedFile(path, follower.replica, 0))).toBe("unsettled");
+  expect(await laterCodeOf(() => followClosedFile(path, follower.replica, 0))).toBe("unsettled");
   capture.settle();
   expect(await followClosedFile(path, follower.replica, 0)).toMatchObject({ transactions: 1 });
 });
@@ -437,7 +427,7 @@ test("past a row of the log that says nothing leads a copy", async () => {
   using follower = new Follower();
   const tailer = await followed(reader, follower);
   program.run("INSERT INTO _cdc (change_time, change_type, table_name) VALUES (1, -1, 't')");
-  expect(await codeOf(() => drain(tailer))).toBe("log-incomplete");
+  expect(await laterCodeOf(() => drain(tailer))).toBe("log-incomplete");
   program.run("INSERT INTO t VALUES (1, 1, 1)");
   await pump(await followed(reader, follower), follower);
   await equal(reader, follower);
@@ -493,11 +483,11 @@ describe("which log it is", () => {
     const other = open(restored);
     SqliteCapture.open(other);
     const from = follower.replica.watermark();
-    expect(await codeOf(() => drain(new CdcTailer(other, from)))).toBe("log-rewound");
+    expect(await laterCodeOf(() => drain(new CdcTailer(other, from)))).toBe("log-rewound");
     other.exec(
       "INSERT INTO t VALUES (30, 3, 3); INSERT INTO t VALUES (40, 4, 4); INSERT INTO t VALUES (50, 4, 4)",
     );
-    expect(await codeOf(() => drain(new CdcTailer(other, from)))).toBe("log-rewound");
+    expect(await laterCodeOf(() => drain(new CdcTailer(other, from)))).toBe("log-rewound");
     apply(follower, await readCopy(other, 0));
     await equal(other, follower);
   });
@@ -513,7 +503,7 @@ describe("which log it is", () => {
     program.run("INSERT INTO t VALUES (3, 3, 3)");
     await pump(new CdcTailer(reader, follower.replica.watermark()), follower);
     await equal(reader, follower);
-    expect(await codeOf(() => drain(new CdcTailer(reader, before)))).toBe("log-pruned");
+    expect(await laterCodeOf(() => drain(new CdcTailer(reader, before)))).toBe("log-pruned");
   });
 
   test("goes on after a pause in which the file was written and altered", async () => {
@@ -536,7 +526,7 @@ describe("which log it is", () => {
     SqliteCapture.open(open());
     open().run("INSERT INTO t VALUES (2, 2, 2)");
     const from = follower.replica.watermark();
-    expect(await codeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
+    expect(await laterCodeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
     await followed(reader, follower);
     await equal(reader, follower);
   });
@@ -550,7 +540,7 @@ describe("which log it is", () => {
     expect(left).toEqual([]);
     SqliteCapture.open(open());
     const from = follower.replica.watermark();
-    expect(await codeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
+    expect(await laterCodeOf(() => drain(new CdcTailer(reader, from)))).toBe("other-log");
   });
 
   test("texts in UTF-16 are refused", () => {

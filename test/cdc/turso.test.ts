@@ -5,26 +5,16 @@ import { connect } from "@tursodatabase/database";
 import type { Batch, CdcChange, Watermark } from "../../lib/cdc/change.ts";
 import type { CdcConnection } from "../../lib/cdc/connection.ts";
 import { readCopy } from "../../lib/cdc/copy.ts";
-import { CdcError } from "../../lib/cdc/error.ts";
 import type { LogRow } from "../../lib/cdc/log-entry.ts";
 import { applyBatch } from "../../lib/cdc/replica.ts";
 import { CdcTailer } from "../../lib/cdc/tailer.ts";
 import { enableCdc, pruneCdc, writeCdc } from "../../lib/cdc/turso.ts";
+import { laterCodeOf } from "./support/code-of.ts";
 import { contentOf } from "./support/content.ts";
 import { drain, Follower, follow, type Turso, TursoSource } from "./support/turso-source.ts";
 
 /** An engine is loaded, and files are written, while others work as well. */
 setDefaultTimeout(60_000);
-
-async function codeOf(run: () => Promise<unknown>): Promise<string> {
-  try {
-    await run();
-  } catch (error) {
-    if (error instanceof CdcError) return error.code;
-    throw error;
-  }
-  return "nothing wrong";
-}
 
 async function changesOf(source: TursoSource, sql: string): Promise<readonly CdcChange[][]> {
   const tailer = source.tailer();
@@ -151,7 +141,7 @@ describe("what is not in the log is noticed", () => {
     const tailer = source.tailer();
     await follow(tailer, follower.replica);
     source.writer.exec(sql);
-    expect(await codeOf(() => follow(tailer, follower.replica))).toBe(code);
+    expect(await laterCodeOf(() => follow(tailer, follower.replica))).toBe(code);
     // A reader sees a state that the source had.
     expect(follower.db.query("SELECT * FROM other").all()).toBeArray();
   });
@@ -209,7 +199,7 @@ describe("what is in the log though it should not be", () => {
   test("a TEMP table with the name of another cannot be told from it", async () => {
     using source = await TursoSource.open();
     const changes = () => changesOf(source, `${T}; CREATE TEMP TABLE t (x)`);
-    expect(await codeOf(changes)).toBe("log-incomplete");
+    expect(await laterCodeOf(changes)).toBe("log-incomplete");
   });
 
   test("rows of a TEMP table whose CREATE was read earlier stop the tailer, not the follower's truth", async () => {
@@ -218,7 +208,9 @@ describe("what is in the log though it should not be", () => {
     const copy = await readCopy(source.open(), 0);
     source.writer.exec("INSERT INTO scratch VALUES (1)");
     const { log, commit, mark } = copy;
-    expect(await codeOf(() => drain(source.tailer({ log, commit, mark })))).toBe("log-incomplete");
+    expect(await laterCodeOf(() => drain(source.tailer({ log, commit, mark })))).toBe(
+      "log-incomplete",
+    );
   });
 
   test("the engine's own tables stay out", async () => {
@@ -276,8 +268,8 @@ describe("which log it is", () => {
     source.writer.exec("INSERT INTO t VALUES (3, 3, 3)");
     await follow(source.tailer(follower.replica.watermark()), follower.replica);
     expect(await contentOf(follower.db)).toEqual(await contentOf(source.writer));
-    expect(await codeOf(() => drain(source.tailer(watermark)))).toBe("log-pruned");
-    expect(await codeOf(() => drain(source.tailer(null)))).toBe("log-pruned");
+    expect(await laterCodeOf(() => drain(source.tailer(watermark)))).toBe("log-pruned");
+    expect(await laterCodeOf(() => drain(source.tailer(null)))).toBe("log-pruned");
   });
 
   test.each<[string, string, string]>([
@@ -305,8 +297,8 @@ describe("which log it is", () => {
     for (const statement of sql.split("; ")) {
       source.writer.exec(`BEGIN IMMEDIATE; ${statement}; COMMIT`);
     }
-    expect(await codeOf(() => drain(source.tailer(watermark)))).toBe(code);
-    expect(await codeOf(() => drain(running))).toBe(code);
+    expect(await laterCodeOf(() => drain(source.tailer(watermark)))).toBe(code);
+    expect(await laterCodeOf(() => drain(running))).toBe(code);
   });
 
   test("a position without its mark is taken as it is", async () => {
@@ -321,7 +313,7 @@ describe("which log it is", () => {
   test("a log that began when there were tables needs a copy first", async () => {
     using source = await TursoSource.open(T);
     source.writer.exec("INSERT INTO t VALUES (1, 1, 1)");
-    expect(await codeOf(() => drain(source.tailer()))).toBe("log-pruned");
+    expect(await laterCodeOf(() => drain(source.tailer()))).toBe("log-pruned");
   });
 });
 

@@ -1,7 +1,8 @@
 /** Rows of a source as a node's own: what is written, what is not, and what the node tells of it. */
 import { Database } from "bun:sqlite";
 import { describe, expect, test } from "bun:test";
-import type { SourceRows, SourceTable, SourceValue } from "../../lib/store/source-rows.ts";
+import type { SqlValue } from "../../lib/base/sql-value.ts";
+import type { SourceRows, SourceTable } from "../../lib/store/source-rows.ts";
 import { StoreFile } from "../support/open-store.ts";
 
 const NOTES =
@@ -43,7 +44,7 @@ async function follow(file: StoreFile, ...sql: string[]) {
   const { shape, tables } = shapeOf(...sql);
   await take(file, rows, (nowMs) => rows.admit(tables, shape, nowMs));
   const [table] = tables;
-  const put = (rowid: bigint, ...values: SourceValue[]) =>
+  const put = (rowid: bigint, ...values: SqlValue[]) =>
     take(file, rows, () => rows.put(table!, rowid, values));
   const remove = (rowid: bigint) => take(file, rows, () => rows.remove(table!, { rowid, key: [] }));
   return { rows, table: table!, put, remove };

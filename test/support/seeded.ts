@@ -55,14 +55,19 @@ export class Seeded implements Random {
   }
 }
 
-/** Runs `check` for seeds 1 to `count`; a failure names its seed. */
+/** 1 to `count`, unless SEEDS says up to where, FROM from where, or SEED which one. */
+export function seedsAsked(count: number): number[] {
+  const { SEED: one, SEEDS: last = count, FROM: from = 1 } = Bun.env;
+  if (one) return [Number(one)];
+  return Array.from({ length: Number(last) - Number(from) + 1 }, (_, i) => Number(from) + i);
+}
+
+/** Runs `check` for the seeds that are asked for; a failure names its seed. */
 export async function forSeeds(
   count: number,
   check: (random: Seeded, seed: number) => void | Promise<void>,
 ): Promise<void> {
-  const one = Bun.env["SEED"];
-  const last = Number(Bun.env["SEEDS"] ?? count);
-  for (let seed = one ? Number(one) : 1; seed <= (one ? Number(one) : last); seed++) {
+  for (const seed of seedsAsked(count)) {
     try {
       await check(new Seeded(seed), seed);
     } catch (error) {
