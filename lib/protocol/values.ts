@@ -111,15 +111,6 @@ function richness(value: Value): number {
   }
 }
 
-/** Equal in kind, content and richness: neither would be chosen over the other. */
-export function sameValue(left: Value, right: Value): boolean {
-  return (
-    left.kind === right.kind &&
-    compareReduced(reduce(left), reduce(right)) === 0 &&
-    compareRichness(left, right) === 0
-  );
-}
-
 /** The value as JSON text, as row-json.ts writes it. */
 export function formatValue(value: Value): string {
   switch (value.kind) {

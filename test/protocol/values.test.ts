@@ -7,11 +7,11 @@ import {
   readNumber,
   readRowJson,
   reduce,
-  sameValue,
   type Value,
 } from "../../lib/protocol/values.ts";
 import { rowJsonSql } from "../../lib/store/row-json.ts";
 import { randomValue, throughFloat64Node } from "../support/random-values.ts";
+import { sameValue } from "../support/same-value.ts";
 import { forSeeds, type Seeded } from "../support/seeded.ts";
 
 // Generous: the machine may be busy with other tests.

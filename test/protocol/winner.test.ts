@@ -1,5 +1,5 @@
 import { describe, expect, setDefaultTimeout, test } from "bun:test";
-import { sameValue, type Value } from "../../lib/protocol/values.ts";
+import type { Value } from "../../lib/protocol/values.ts";
 import {
   type ColumnNote,
   type Content,
@@ -11,6 +11,7 @@ import {
   VERSION_NEVER,
 } from "../../lib/protocol/winner.ts";
 import { randomValue, throughFloat64Node } from "../support/random-values.ts";
+import { sameValue } from "../support/same-value.ts";
 import { forSeeds, permutations, type Seeded } from "../support/seeded.ts";
 
 // Generous: the machine may be busy with other tests.
