@@ -5,6 +5,7 @@
  */
 import { type Context, Hono } from "hono";
 import { RequestError } from "../base/errors.ts";
+import { Garbage } from "../base/garbage.ts";
 import type { Repository } from "../store/repository.ts";
 import type { RowInput, RowReader } from "../store/row-input.ts";
 import type { SyncedTable } from "../store/schema.ts";
@@ -29,12 +30,16 @@ export const LIST_ROWS_MAX = 1_000;
 /** One transaction of about a second, in which nothing else is answered. */
 export const BATCH_ROWS_MAX = 100_000;
 
+/** Some thousand rows, read into several objects each. */
+const BATCH_BYTES_COLLECTED = 256 * 1024;
+
 const OK = { headers: JSON_TYPE } as const;
 const CREATED = { status: 201, headers: JSON_TYPE } as const;
 
 /** Writes are answered after their commit. */
 export function rowRoutes(options: RowRoutesOptions): Hono {
   const { repository, queue, tables, bodyBytesMax } = options;
+  const garbage = new Garbage(BATCH_BYTES_COLLECTED);
 
   function tableOf(c: Context): SyncedTable {
     const name = segment(c.req.path, 1);
@@ -103,6 +108,7 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
         (reader) => reader.newRows(body),
         (current, inputs, transaction) => repository.createMany(current, inputs, transaction),
       );
+      garbage.left(Number(c.req.raw.headers.get("content-length")));
       return new Response(JSON.stringify({ created: ids.length, ids }), CREATED);
     })
     .get("/api/:table", (c) => {

@@ -1,5 +1,6 @@
 /** POST /sync: the way in for peers (PROTOCOL.md). What is in a batch is for the store to judge. */
 import { Hono } from "hono";
+import { Garbage } from "../base/garbage.ts";
 import {
   formatIdentity,
   IDENTITY_HEADER,
@@ -31,8 +32,12 @@ export interface SyncReceiver {
   apply(request: SyncRequest): Promise<SyncReply>;
 }
 
+/** Two or three full batches. They are read in place, and leave less than a client's rows. */
+const BODY_BYTES_COLLECTED = 4 * 1024 * 1024;
+
 /** A body beyond `bodyBytesMax` is a 413, which makes the sender cut its batch. */
 export function syncRoutes(sync: SyncReceiver, bodyBytesMax: number): Hono {
+  const garbage = new Garbage(BODY_BYTES_COLLECTED);
   return new Hono().post("/sync", async (c) => {
     const { headers } = c.req.raw;
     const body = await readBody(c.req.raw, bodyBytesMax);
@@ -42,6 +47,7 @@ export function syncRoutes(sync: SyncReceiver, bodyBytesMax: number): Hono {
       nodeUrl: headers.get(NODE_URL_HEADER) ?? undefined,
       identity: parseIdentity(headers.get(IDENTITY_HEADER)),
     });
+    garbage.left(body.length);
     return new Response(JSON.stringify({ applied, ack }), {
       headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(identity) },
     });

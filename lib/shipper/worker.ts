@@ -8,6 +8,7 @@
 import { Database } from "bun:sqlite";
 import { assert } from "../base/assert.ts";
 import { systemClock, systemTimers } from "../base/clock.ts";
+import { Garbage } from "../base/garbage.ts";
 import { systemRandom } from "../base/random.ts";
 import { LogBatchSource } from "./batch.ts";
 import type { FromShipper, ShipperConfig, ToShipper } from "./messages.ts";
@@ -79,16 +80,12 @@ function open(config: ShipperConfig): Running {
 }
 
 function collecting(transport: Transport): Transport {
-  let sentBytes = 0;
+  const garbage = new Garbage(SENT_BYTES_COLLECTED, () => Bun.gc(true));
   return {
     readHealth: (peer, signal) => transport.readHealth(peer, signal),
     async send(request, signal) {
       const outcome = await transport.send(request, signal);
-      sentBytes += request.body.length;
-      if (sentBytes >= SENT_BYTES_COLLECTED) {
-        sentBytes = 0;
-        Bun.gc(true);
-      }
+      garbage.left(request.body.length);
       return outcome;
     },
   };
