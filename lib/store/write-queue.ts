@@ -87,10 +87,10 @@ const GROUP_JOBS_MAX = 512;
 /**
  * No further write joins a transaction that has lasted this long, so that whoever comes meanwhile waits
  * for a few milliseconds. A commit costs a tenth of it, or more than all of it where the disk is slow:
- * while nobody writes here, received changes take longer ones.
+ * while nobody writes here, received changes take longer ones, a full batch of new rows a single one.
  */
 const TRANSACTION_MS_MAX = 5;
-const UNDISTURBED_MS_MAX = 20;
+const UNDISTURBED_MS_MAX = 30;
 /** So long after a local write the next one is to be expected. */
 const BUSY_AFTER_MS = 1_000;
 /** Above this many waiting writes new ones are refused (503): a queue without end helps nobody. */

@@ -157,14 +157,14 @@ describe("one transaction", () => {
       await done;
       return ms;
     };
-    expect(await longAfterMs()).toBe(20);
+    expect(await longAfterMs()).toBe(30);
     const local = write("local", "a");
     expect(await longAfterMs()).toBe(5);
     await local;
     expect(queue.isBusy).toBe(true);
     await time.advance(1_000);
     expect(queue.isBusy).toBe(false);
-    expect(await longAfterMs()).toBe(20);
+    expect(await longAfterMs()).toBe(30);
   });
 });
 
