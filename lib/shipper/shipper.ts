@@ -57,10 +57,13 @@ const CLOCK_OFFSET_MS_MIN = 1_500;
  * fast. It is the lag that a busy node adds; a change that comes alone is sent at once.
  */
 export const PACE_MS = 10;
-/** Where machines or lines are slower, batches are larger: one is on its way a quarter of the time. */
-const PACE_ROUND_TRIPS = 4;
-/** What the existing nodes always wait. */
-export const PACE_MS_MAX = 50;
+/**
+ * Where machines or lines are slower, batches are larger: one is on its way an eighth of the time. Where
+ * processors have nothing to spare, four round trips apart took a fifth more of them (bench/mesh-4.ts).
+ */
+const PACE_ROUND_TRIPS = 8;
+/** Twice what the existing nodes always wait; only a saturated machine comes to it. */
+export const PACE_MS_MAX = 100;
 /** A batch of fewer changes than this was not made by a busy node. */
 export const PACED_CHANGES_MIN = 8;
 /** When this many wait there is nothing to be gained by waiting. */

@@ -23,9 +23,9 @@ test.each([
   ["when many wait they go", { last: 50, since: 0, waiting: MANY }, 0],
   ["behind a batch that shows a backlog they go", { last: MANY, since: 0, waiting: 20 }, 0],
   ["nothing is not waited with", { last: 50, since: 0, waiting: 0 }, 0],
-  ["behind a slow answer they wait longer", { last: 50, since: 8, waiting: 20, took: 8 }, 24],
+  ["behind a slow answer they wait longer", { last: 50, since: 8, waiting: 20, took: 8 }, 56],
   [
-    "but not longer than existing nodes do",
+    "but not longer than twice what existing nodes do",
     { last: 50, since: 10, waiting: 20, took: 400 },
     PACE_MS_MAX - 10,
   ],
