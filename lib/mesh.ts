@@ -708,8 +708,13 @@ export class Mesh implements Membership {
     });
   }
 
-  /** Every node of ours has /peers: one that knows no such path is of another make. */
-  async #askToTakeIn(url: string): Promise<"taken" | "foreign" | { readonly complaint: string }> {
+  /**
+   * Every node of ours has /peers: one that knows no such path is of another make. This very node, under
+   * a name that it does not know to be its own, refuses itself.
+   */
+  async #askToTakeIn(
+    url: string,
+  ): Promise<"taken" | "foreign" | "self" | { readonly complaint: string }> {
     const { nodeUrl, adminToken } = this.#options.config;
     const answer = await callNode({
       node: url,
@@ -721,7 +726,11 @@ export class Mesh implements Membership {
     if (answer.kind === "answered" && answer.status < 300) return "taken";
     const isForeign =
       answer.kind === "answered" && (answer.status === 404 || answer.status === 405);
-    return isForeign ? "foreign" : { complaint: complaint(answer) };
+    if (isForeign) return "foreign";
+    const health = await callNode({ node: url, method: "GET", path: "/health" });
+    const identity = health.kind === "answered" ? health.identity : undefined;
+    const isSelf = relationOf(this.#self, { identity }) === "self";
+    return isSelf ? "self" : { complaint: complaint(answer) };
   }
 
   async #tryJoin(through: string, isFirst: boolean): Promise<boolean> {
@@ -746,6 +755,13 @@ export class Mesh implements Membership {
     let isComplete = true;
     for (const { url, make } of members) {
       const taken = make === "foreign" ? "foreign" : await this.#askToTakeIn(url);
+      if (taken === "self") {
+        if (url !== through) continue;
+        const text = `cannot join through ${through}: that is this node itself; give --join the address of another node of the mesh`;
+        log.error(text);
+        this.#warnings.set("join", text);
+        return true;
+      }
       if (taken === "foreign") {
         log.log(
           isFirst ? "warn" : "debug",

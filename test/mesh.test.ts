@@ -3,6 +3,7 @@ import { afterEach, beforeEach, expect, test } from "bun:test";
 import type { Logger } from "../lib/base/log.ts";
 import { loadConfig } from "../lib/config.ts";
 import { Mesh } from "../lib/mesh.ts";
+import { formatIdentity, IDENTITY_HEADER } from "../lib/protocol/identity.ts";
 import { REPAIR_DB } from "../lib/shipper/comparison.ts";
 import type { ShipperHandleOptions } from "../lib/shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "../lib/shipper/messages.ts";
@@ -17,6 +18,7 @@ let mesh: Mesh;
 let starts: ShipperHandleOptions[];
 let fills: string[];
 let doubts: number;
+let errors: string[];
 
 beforeEach(() => {
   file = new StoreFile(
@@ -25,6 +27,7 @@ beforeEach(() => {
   starts = [];
   fills = [];
   doubts = 0;
+  errors = [];
 });
 
 afterEach(async () => {
@@ -50,7 +53,14 @@ function start(): void {
     store,
     path,
     workerUrl: new URL("none:"),
-    log: { info: log, warn: log, error: log } as unknown as Logger,
+    log: {
+      info: log,
+      warn: log,
+      error: (message: string) => void errors.push(message),
+      log: (level: string, message: string) => {
+        if (level === "error") errors.push(message);
+      },
+    } as unknown as Logger,
     clock,
     timers: { after: (ms, run) => timer(ms, run), soon: queueMicrotask },
     random,
@@ -75,7 +85,11 @@ function start(): void {
   mesh.start();
 }
 
+/** Timers ever set. */
+let timers = 0;
+
 function timer(ms: number, run: () => void): () => void {
+  timers++;
   const id = setTimeout(run, ms);
   return () => clearTimeout(id);
 }
@@ -216,4 +230,26 @@ test("changes of the peers that are asked for at once all count, in their order"
   const [b, c] = ["http://b:1", "http://c:1"];
   await Promise.all([mesh.add(b), mesh.add(c), mesh.remove(A), mesh.remove(b), mesh.add(b)]);
   expect(mesh.urls).toEqual([c, b]);
+});
+
+test("joining through this very node, under a name that it does not know, is wrong and not tried again", async () => {
+  start();
+  const identity = formatIdentity({ db: file.store.dbId });
+  let asked = 0;
+  using self = Bun.serve({
+    port: 0,
+    hostname: "127.0.0.1",
+    fetch: ({ method, url }) => {
+      asked++;
+      if (method === "POST") return Response.json({ error: "that is me" }, { status: 400 });
+      const isHealth = new URL(url).pathname === "/health";
+      return Response.json({}, isHealth ? { headers: { [IDENTITY_HEADER]: identity } } : {});
+    },
+  });
+  const through = `http://127.0.0.1:${self.port}`;
+  const timersBefore = timers;
+  await mesh.join(through);
+  expect(errors).toEqual([expect.stringContaining(`${through}: that is this node itself`)]);
+  expect(mesh.warnings()).toEqual(errors);
+  expect([mesh.urls, timers - timersBefore, asked]).toEqual([[A], 0, 3]);
 });

@@ -16,7 +16,10 @@ export interface Self {
 }
 
 /** What a peer that answered is to this node; a copy of the file has its db id, and another process. */
-export function relationOf(self: Self, { identity }: PeerHealth): "self" | "copy" | "other" {
+export function relationOf(
+  self: Self,
+  { identity }: Pick<PeerHealth, "identity">,
+): "self" | "copy" | "other" {
   if (identity?.db !== self.db) return "other";
   const isCopy = self.run !== undefined && identity.run !== undefined && identity.run !== self.run;
   return isCopy ? "copy" : "self";
