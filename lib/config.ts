@@ -23,6 +23,7 @@ import {
   readSize,
   readSwitch,
 } from "./base/read-value.ts";
+import { tokenize } from "./base/sql-text.ts";
 import {
   BATCH_BYTES_MAX,
   BATCH_CHANGES_MAX,
@@ -375,7 +376,10 @@ export function loadConfig(input: ConfigInput): ConfigResult {
   const tables = takeTables(given.get("tables"), mistakes);
   const schema = take("schema", (path) => {
     const file = readFile(path, input.readText);
-    return "value" in file ? { value: Object.freeze({ path, sql: file.value }) } : file;
+    if ("right" in file) return file;
+    const hasStatement = tokenize(file.value).some(({ value }) => value !== ";");
+    if (!hasStatement) return { right: "expected SQL; there is no statement in this file" };
+    return { value: Object.freeze({ path, sql: file.value }) };
   });
 
   const config = {

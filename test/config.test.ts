@@ -295,6 +295,16 @@ test("the node itself is no peer of its own, whatever this machine is called", (
   }
 });
 
+test.each(["", "\n", "-- nothing yet\n/* here */ ;", "/* CREATE TABLE t(id)"])(
+  "a schema file without a statement is a mistake: %j",
+  (text) => {
+    const files = { "s.sql": text };
+    expect(mistake(["--schema", "s.sql"], { files })).toBe(
+      "--schema s.sql: expected SQL; there is no statement in this file",
+    );
+  },
+);
+
 test("nor does it join a mesh through itself", () => {
   const world = { ownHosts: ["myhost"] };
   const own = [
