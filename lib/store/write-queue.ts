@@ -8,7 +8,8 @@
  *
  * Invariants:
  *   W1  a promise resolves only after COMMIT succeeded.
- *   W2  one bad write fails alone: when a group fails, its writes are run again one by one.
+ *   W2  one bad write fails alone: when a group fails, its writes are run again in smaller ones until
+ *       each bad one had a transaction of its own, and its own error.
  *   W3  the event loop never waits for a lock that another program holds: the connection's busy
  *       timeout is a few milliseconds, then a timer tries again, for up to BUSY_MS_MAX.
  *   W4  settling is the first thing in every transaction (DESIGN.md, "Settling").
@@ -217,7 +218,8 @@ export class WriteQueue {
     this.#scheduled = false;
     const group = this.#nextGroup();
     if (group.length === 0) return;
-    const { outcome, tried } = this.#transact(group);
+    const attempt = this.#transact(group);
+    const { outcome, tried } = attempt;
     if (outcome === "busy") {
       this.#refuseOverdue();
       this.#scheduled = true;
@@ -228,7 +230,7 @@ export class WriteQueue {
     this.#local.splice(0, tried.length - applied);
     this.#apply.splice(0, applied);
     this.#isApplyDue = applied === 0 && this.#apply.length > 0;
-    if (outcome === "failed") this.#runAlone(tried);
+    if (outcome === "failed") this.#runApart(partsOf(attempt));
     if (this.waiting > 0) this.#schedule();
   }
 
@@ -242,18 +244,20 @@ export class WriteQueue {
     return this.#isApplyDue ? [apply[0]!, ...local, ...apply.slice(1)] : [...local, ...apply];
   }
 
-  /** W2. A group of one has already had its error. */
-  #runAlone(group: readonly Job[]): void {
-    for (const [index, job] of group.entries()) {
-      const { outcome } = this.#transact([job], true);
+  /** W2. Writes that can share a commit still do: one bad client costs the others little. */
+  #runApart(parts: readonly (readonly Job[])[]): void {
+    const left = [...parts];
+    for (let part = left.shift(); part !== undefined; part = left.shift()) {
+      const { outcome, tried } = this.#transact(part);
       if (outcome === "busy") {
-        const rest = group.slice(index);
-        for (const mode of ["local", "apply"] as const)
-          this.#listOf(mode).unshift(
-            ...rest.filter((waiting) => (waiting.mode === "local") === (mode === "local")),
-          );
+        const rest = [part, ...left].flat();
+        this.#local.unshift(...rest.filter(({ mode }) => mode === "local"));
+        this.#apply.unshift(...rest.filter(({ mode }) => mode !== "local"));
         return;
       }
+      if (tried.length < part.length) left.unshift(part.slice(tried.length));
+      // In halves whoever failed: where the disk is full it is another write each time.
+      if (outcome === "failed") left.unshift(...halvesOf(tried));
     }
   }
 
@@ -279,7 +283,8 @@ export class WriteQueue {
   }
 
   /** `tried`: those of the group that were run, or that failed with it. */
-  #transact(group: readonly Job[], alone = group.length === 1): Attempt {
+  #transact(group: readonly Job[]): Attempt {
+    const alone = group.length === 1;
     const { db, clock, settle, finish, committed, rolledBack, hasForeignKeys } = this.#options;
     let { mode } = group[0]!;
     const wanted = mode === "local" && hasForeignKeys();
@@ -291,7 +296,7 @@ export class WriteQueue {
       this.#begin.run();
     } catch (error) {
       if (isBusy(error)) return { outcome: "busy", tried: [] };
-      if (!alone) return { outcome: "failed", tried: group };
+      if (!alone) return { outcome: "failed", tried: group, by: "all" };
       group[0]!.reject(storeError(error));
       return { outcome: "done", tried: group };
     }
@@ -317,6 +322,7 @@ export class WriteQueue {
       logged = 0;
     };
     let tried = 0;
+    let worked = 0;
     let writes = 0;
     try {
       this.ends?.end();
@@ -324,12 +330,15 @@ export class WriteQueue {
       for (const job of group) {
         if (tried > 0 && transaction.isLong()) break;
         if (job.mode !== mode) {
+          // Settling may have found the first ones; they cannot be switched inside a transaction.
+          if (wanted !== (job.mode === "local" && hasForeignKeys())) break;
           endMode();
           mode = job.mode;
         }
         tried++;
         if (mode === "local") writes++;
         results.push(job.work(transaction));
+        worked++;
       }
       endMode();
       this.ends?.end();
@@ -340,7 +349,9 @@ export class WriteQueue {
       const error = this.#rollBack(failure, rolledBack);
       if (isBusy(error)) return { outcome: "busy", tried: [] };
       // Where settling failed, nobody was tried and everybody fails with it.
-      if (!alone) return { outcome: "failed", tried: tried === 0 ? group : group.slice(0, tried) };
+      if (!alone && tried === 0) return { outcome: "failed", tried: group, by: "all" };
+      const by = worked < tried ? "last" : "any";
+      if (!alone) return { outcome: "failed", tried: group.slice(0, tried), by };
       group[0]!.reject(storeError(error));
       return { outcome: "done", tried: group };
     }
@@ -353,9 +364,30 @@ export class WriteQueue {
   }
 }
 
-interface Attempt {
-  readonly outcome: "done" | "busy" | "failed";
-  readonly tried: readonly Job[];
+type Attempt =
+  | { readonly outcome: "done" | "busy"; readonly tried: readonly Job[] }
+  | {
+      readonly outcome: "failed";
+      readonly tried: readonly Job[];
+      /** Whose failure it looks like: that of the last one tried, of any of them, or of none more than another. */
+      readonly by: "last" | "any" | "all";
+    };
+
+/** What of a failed group is run together next. */
+function partsOf({ tried, by }: Attempt & { readonly outcome: "failed" }): (readonly Job[])[] {
+  switch (by) {
+    case "last":
+      return [tried.slice(0, -1), tried.slice(-1)].filter(({ length }) => length > 0);
+    case "any":
+      return halvesOf(tried);
+    case "all":
+      return tried.map((job) => [job]);
+  }
+}
+
+function halvesOf(jobs: readonly Job[]): (readonly Job[])[] {
+  const middle = jobs.length >> 1;
+  return [jobs.slice(0, middle), jobs.slice(middle)].filter(({ length }) => length > 0);
 }
 
 function busyError(message: string): HookSyncError {

@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { HookSyncError } from "../../lib/base/errors.ts";
 import { type WriteMode, WriteQueue } from "../../lib/store/write-queue.ts";
 import { VirtualTime } from "../shipper/virtual-time.ts";
+import { Seeded } from "../support/seeded.ts";
 
 let dir: string;
 let db: Database;
@@ -240,6 +241,83 @@ describe("a write that fails (W2)", () => {
     ]);
     expect(stored().sort()).toEqual(["a", "b", "c", "d"]);
     expect(story.filter((event) => event === "rollback")).toHaveLength(2);
+    expect(story.filter((event) => event === "commit")).toHaveLength(2);
+  });
+
+  /** Fails when its transaction ends, as a deferred foreign key does. */
+  function lateFailure(name: string): Promise<string> {
+    return queue.run("local", (transaction) => {
+      transaction.atEnd(() => {
+        throw new Error(`no ${name}`);
+      });
+      return name;
+    });
+  }
+
+  test("that fails late is found by halving; the others still share their commits", async () => {
+    const names = Array.from({ length: 64 }, (_, i) => `w${i}`);
+    const all = names.map((name) => (name === "w37" ? lateFailure(name) : write("local", name)));
+    const results = await Promise.allSettled(await settledLater(all));
+    const failed = results.flatMap((result, i) => (result.status === "rejected" ? [i] : []));
+    expect(failed).toEqual([37]);
+    expect(stored()).toEqual(names.filter((name) => name !== "w37"));
+    expect(story.filter((event) => event === "commit")).toHaveLength(6);
+  });
+
+  test("each of many has its own error, wherever they stand", async () => {
+    const random = new Seeded(7);
+    for (let round = 0; round < 60; round++) {
+      db.run("DELETE FROM t");
+      const count = 1 + random.below(20);
+      const kinds = Array.from({ length: count }, () =>
+        random.pick(["fine", "fine", "early", "late"]),
+      );
+      const all = kinds.map((kind, i) => {
+        if (kind === "late") return lateFailure(`${i}`);
+        const mode = random.pick(["local", "apply"] as const);
+        return queue.run(mode, () => {
+          workedMs += random.below(3);
+          if (kind === "early") {
+            db.run("ROLLBACK");
+            throw new Error(`no ${i}`);
+          }
+          db.query("INSERT INTO t VALUES (?)").run(`${i}`);
+          return `${i}`;
+        });
+      });
+      const results = await Promise.allSettled(await settledLater(all));
+      const said = results.map((r) => (r.status === "fulfilled" ? r.value : r.reason.message));
+      expect(said).toEqual(kinds.map((kind, i) => (kind === "fine" ? `${i}` : `no ${i}`)));
+      const fine = kinds.flatMap((kind, i) => (kind === "fine" ? [`${i}`] : []));
+      expect(stored().sort()).toEqual(fine.sort());
+    }
+  });
+
+  test("with a locked file in between, each is still carried out once", async () => {
+    using other = new Database(join(dir, "queue.db"));
+    other.run("PRAGMA busy_timeout = 0");
+    let locks = 1;
+    const locking = queue.run("local", (transaction) => {
+      transaction.atEnd(() => {
+        // Free for this moment: the other program takes it before the writes are run again.
+        db.run("ROLLBACK");
+        if (locks-- > 0) other.run("BEGIN IMMEDIATE");
+        throw new Error("no");
+      });
+    });
+    const all = [write("local", "a"), write("apply", "b"), locking, write("local", "c")];
+    const outcomes = Promise.allSettled(all);
+    await time.settle();
+    expect(stored()).toEqual([]);
+    other.run("ROLLBACK");
+    await time.advance(100);
+    expect((await outcomes).map(({ status }) => status)).toEqual([
+      "fulfilled",
+      "fulfilled",
+      "rejected",
+      "fulfilled",
+    ]);
+    expect(stored().sort()).toEqual(["a", "b", "c"]);
   });
 });
 
