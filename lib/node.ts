@@ -474,6 +474,7 @@ class Node implements RunningNode {
       itemCount: this.#counter!.count(store.survey.synced.values()),
       pendingChanges: store.log.pending(),
       lastChangeId: store.settledThrough,
+      newestChangeId: store.newestChange,
       verified: this.#verifier!.report,
       deadLetter: letters.all,
       parked: letters.parked,

@@ -80,6 +80,8 @@ export interface HealthReport {
   readonly pendingChanges: number;
   /** The newest change of the log that peers may get; a peer has all when it acknowledged this one. */
   readonly lastChangeId: number;
+  /** The newest of the log; above the one before it lies what other programs wrote and nobody looked at yet. */
+  readonly newestChangeId: number;
   /** Rows of `_dead_letter`. */
   readonly deadLetter: number;
   /** Those of them that were received. */
@@ -135,6 +137,7 @@ export function healthJson(report: HealthReport): Readonly<Record<string, unknow
     item_count: report.itemCount,
     pending_changes: report.pendingChanges,
     last_change_id: report.lastChangeId,
+    newest_change_id: report.newestChangeId,
     dead_letter: report.deadLetter,
     parked: report.parked,
     peers: report.peers.map((peer) => peerJson(peer, report.fills)),

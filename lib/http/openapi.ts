@@ -335,6 +335,7 @@ const HEALTH_SCHEMA: JsonObject = {
     item_count: { type: "integer" },
     pending_changes: { type: "integer" },
     last_change_id: { type: "integer" },
+    newest_change_id: { type: "integer" },
     dead_letter: { type: "integer" },
     parked: { type: "integer" },
     peers: { type: "array", items: { type: "object" } },

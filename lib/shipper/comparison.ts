@@ -180,6 +180,8 @@ interface Health {
   /** By the key of a table's name: why it is not synced. */
   readonly notSynced: ReadonlyMap<string, string>;
   readonly lastChangeId: number;
+  /** Above `lastChangeId` where another program's changes have not been looked at; an older node does not say it. */
+  readonly newestChangeId: number;
   readonly peers: readonly PeerProgress[];
 }
 
@@ -576,6 +578,7 @@ class Comparer {
       run: identity?.run,
       notSynced: notSyncedIn(json),
       lastChangeId: numberIn(json, "last_change_id"),
+      newestChangeId: Number(fieldOf(json, "newest_change_id") ?? numberIn(json, "last_change_id")),
       peers: listIn(json, "peers").map((peer) => {
         const nodeId = fieldOf(peer, "node_id");
         return {
@@ -600,10 +603,15 @@ class Comparer {
     const { clock, timers, waitMs } = this.#options;
     const sinceMs = clock.monotonicMs();
     const first = await this.#healths();
+    /** Since when each has looked at what was in its log at first. */
+    const lookedMs = new Map<number, number>();
     for (let health = first; ; health = await this.#healths()) {
-      const waitedMs = clock.monotonicMs() - sinceMs;
-      const waiting = this.#notArrived(first, health, waitedMs >= STATUS_LAG_MS);
-      if (waiting.length === 0 || waitedMs >= waitMs) return waiting;
+      const nowMs = clock.monotonicMs();
+      for (const [at, now] of health.entries())
+        if (hasLooked(first[at]!, now) && !lookedMs.has(at)) lookedMs.set(at, nowMs);
+      const isTold = (at: number) => nowMs - (lookedMs.get(at) ?? nowMs) >= STATUS_LAG_MS;
+      const waiting = this.#notArrived(first, health, isTold);
+      if (waiting.length === 0 || nowMs - sinceMs >= waitMs) return waiting;
       await new Promise<void>((resolve) => void timers.after(POLL_MS, resolve));
     }
   }
@@ -612,17 +620,25 @@ class Comparer {
     return Promise.all(this.#sides.map(({ url }) => this.#health(url)));
   }
 
-  /** `isSettled`: the statuses are newer than `first`, so that nothing pending is nothing pending. */
-  #notArrived(first: readonly Health[], now: readonly Health[], isSettled: boolean): string[] {
+  /** `isTold`: the status of its peers is newer than what it had at first: nothing pending is nothing pending. */
+  #notArrived(
+    first: readonly Health[],
+    now: readonly Health[],
+    isTold: (at: number) => boolean,
+  ): string[] {
     const ids = new Set(this.#sides.map(({ id }) => id));
     const urls = new Set(this.#sides.map(({ url }) => url));
     const waiting: string[] = [];
-    for (const [at, { peers, nodeId }] of now.entries()) {
-      const { lastChangeId } = first[at]!;
+    for (const [at, health] of now.entries()) {
+      const { peers, nodeId } = health;
+      const { newestChangeId } = first[at]!;
+      if (!hasLooked(first[at]!, health)) {
+        waiting.push(`${nodeId} has not looked yet at what another program wrote`);
+      }
       for (const peer of peers) {
         if (!urls.has(peer.url) && !(peer.nodeId !== undefined && ids.has(peer.nodeId))) continue;
         if (peer.isFilling) waiting.push(`${nodeId} is filling ${peer.url}`);
-        else if (peer.lastAcked < lastChangeId && !(isSettled && peer.pending === 0)) {
+        else if (peer.lastAcked < newestChangeId && !(isTold(at) && peer.pending === 0)) {
           waiting.push(`${nodeId} has ${peer.pending} changes for ${peer.url}`);
         }
       }
@@ -636,6 +652,11 @@ class Comparer {
 interface AnsweredKeys {
   readonly keys: readonly KeyState[];
   readonly through: string | undefined;
+}
+
+/** Whether what was in its log at first is settled by now, or gone from it. */
+function hasLooked(first: Health, now: Health): boolean {
+  return now.lastChangeId >= Math.min(first.newestChangeId, now.newestChangeId);
 }
 
 /** Compares as far as all sides have answered; what is left is asked again. */

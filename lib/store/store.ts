@@ -275,6 +275,11 @@ export class Store {
     return this.#settler.settledThrough;
   }
 
+  /** Of those in the log, or settled and gone from it. */
+  get newestChange(): number {
+    return Math.max(this.settledThrough, this.log.newest());
+  }
+
   table(name: string): SyncedTable | undefined {
     return this.#settler.survey.synced.get(nameKey(name));
   }

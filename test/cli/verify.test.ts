@@ -6,7 +6,7 @@
 
 import { expect, test } from "bun:test";
 import { copyFileSync } from "node:fs";
-import { Fleet, type Member, settled, until } from "../interop/support/fleet.ts";
+import { connectAll, Fleet, type Member, settled, until } from "../interop/support/fleet.ts";
 import { run } from "./run.ts";
 
 const ROWS = Number(process.env["VERIFY_ROWS"] ?? 200_000);
@@ -69,6 +69,7 @@ class Front implements AsyncDisposable {
   requests: string[] = [];
   bytes = 0;
   isSyncHeld = false;
+  healthRequests = 0;
   readonly #server: Bun.Server<undefined>;
 
   constructor(target: Member) {
@@ -79,6 +80,7 @@ class Front implements AsyncDisposable {
       fetch: async (request) => {
         const { pathname, search } = new URL(request.url);
         if (pathname === "/sync" && this.isSyncHeld) return new Response("", { status: 503 });
+        if (pathname === "/health") this.healthRequests++;
         const body = request.method === "GET" ? null : await request.text();
         const headers = new Headers(request.headers);
         headers.delete("host");
@@ -354,6 +356,31 @@ test("changes in flight are waited for; when they do not arrive, nothing is clai
   const waiting = verify([a, front], "--wait", "20");
   await until("verify asks for digests", () => front.requests.length > 0);
   front.isSyncHeld = false;
+  const { code, report } = await waiting;
+  expect([code, report.equal, report.in_flight]).toEqual([0, true, []]);
+}, 40_000);
+
+test("what another program wrote is in flight before its node has looked at it", async () => {
+  await using fleet = new Fleet();
+  const flags = ["--verify-every", "0", "--batch-ms", "60000"];
+  const [a, b] = [fleet.declare("ours", "a", { flags }), fleet.declare("ours", "b", { flags })];
+  connectAll([a, b]);
+  await Promise.all([a.start(), b.start()]);
+  await a.create("first", 1);
+  await settled([a, b]);
+  await using front = new Front(b);
+
+  a.write("INSERT INTO items(id, updated_at) VALUES('from another program', 1)");
+  const early = await verify([a, b], "--wait", "0");
+  expect([early.code, early.report.in_flight]).toEqual([
+    2,
+    expect.arrayContaining(["a has not looked yet at what another program wrote"]),
+  ]);
+
+  const waiting = verify([a, front], "--wait", "20");
+  await until("verify waits for it", () => front.healthRequests > 1);
+  // With the next write of its own, or after --batch-ms, it looks.
+  await a.create("second", 2);
   const { code, report } = await waiting;
   expect([code, report.equal, report.in_flight]).toEqual([0, true, []]);
 }, 40_000);

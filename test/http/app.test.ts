@@ -229,6 +229,7 @@ test("health has every member that existing nodes have, and ours", async () => {
     tables: { synced: ["items"], notSynced: [{ name: "n", reason: "no id", remedy: "ALTER" }] },
     warnings: ["look"],
     lastChangeId: 8,
+    newestChangeId: 9,
     verified: {
       atMs: 6,
       neighbours: 2,
@@ -248,6 +249,7 @@ test("health has every member that existing nodes have, and ours", async () => {
     item_count: 5,
     pending_changes: 3,
     last_change_id: 8,
+    newest_change_id: 9,
     dead_letter: 2,
     parked: 1,
     peers: [

@@ -54,6 +54,7 @@ export class Face {
           itemCount: 1,
           pendingChanges: store.log.pending(),
           lastChangeId: store.settledThrough,
+          newestChangeId: store.newestChange,
           verified: undefined,
           deadLetter: 0,
           parked: 0,

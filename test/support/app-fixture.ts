@@ -47,6 +47,7 @@ export class AppFixture {
     itemCount: 0,
     pendingChanges: 0,
     lastChangeId: 0,
+    newestChangeId: 0,
     verified: undefined,
     deadLetter: 0,
     parked: 0,

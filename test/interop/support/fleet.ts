@@ -162,7 +162,7 @@ export class Member {
         ...flag("db", this.dbPath),
         ...flag("listen", `127.0.0.1:${this.port}`),
         ...this.peers.flatMap((url) => flag("peer", url)),
-        ...flag("batch-ms", "50"),
+        ...(this.flags.includes("--batch-ms") ? [] : flag("batch-ms", "50")),
         ...this.flags,
       ],
       {
