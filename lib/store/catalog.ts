@@ -41,6 +41,8 @@ export interface Survey {
   readonly notSynced: readonly Unqualified[];
   /** nameKeys of qualifying tables that nobody asked for. */
   readonly notAsked: readonly SyncedTable[];
+  /** Nobody asked for them, and they could not be synced. */
+  readonly unfit: readonly Unqualified[];
   /** Whether any table at all has foreign keys. */
   readonly foreignKeys: boolean;
   /** Whether tables that are not asked for are left out on purpose. */
@@ -73,6 +75,7 @@ export function survey(
   const synced = new Map<string, SyncedTable>();
   const notSynced: Unqualified[] = [];
   const notAsked: SyncedTable[] = [];
+  const unfit: Unqualified[] = [];
   const shadows = shadowTables(db);
   const reached = reachOfTriggers(db);
   const isSynced = syncedWhereAsked(db, tables, (key) => asked(key) && !shadows.has(key));
@@ -84,7 +87,7 @@ export function survey(
       isAdopted: adopted.has(table.key),
     });
     if ("reason" in verdict) {
-      if (asked(table.key)) notSynced.push(verdict);
+      (asked(table.key) ? notSynced : unfit).push(verdict);
     } else if (asked(table.key)) synced.set(table.key, verdict);
     else notAsked.push(verdict);
   }
@@ -92,22 +95,31 @@ export function survey(
   for (const name of selection.names) {
     if (tables.has(name)) continue;
     const other = others.find((relation) => nameKey(relation.name) === name);
-    notSynced.push({
-      name: other?.name ?? name,
-      reason: other
-        ? `it is a ${other.type === "view" ? "view" : "virtual table"}`
-        : "there is no such table",
-      remedy: other ? "Sync the tables it stands on." : "Create it, or correct --tables.",
-    });
+    const missing = {
+      name,
+      reason: "there is no such table",
+      remedy: "Create it, or correct --tables.",
+    };
+    notSynced.push(other ? notATable(other) : missing);
   }
+  const isNamed = ({ name }: Relation) => selection.names.includes(nameKey(name));
+  unfit.push(...others.filter((other) => !isNamed(other)).map(notATable));
   return {
     synced,
     notSynced,
     notAsked,
+    unfit,
     foreignKeys: hasForeignKeys(tables.values()),
     isChosen: selection.isChosen === true,
     formerNames: formerNames(db, synced, tables),
   };
+}
+
+type Relation = ReturnType<typeof readOtherRelations>[number];
+
+function notATable({ name, type }: Relation): Unqualified {
+  const reason = `it is a ${type === "view" ? "view" : "virtual table"}`;
+  return { name, reason, remedy: "Sync the tables it stands on." };
 }
 
 function formerNames(

@@ -182,6 +182,14 @@ function parkUnknown(
     if (survey.isChosen) return { kind: "left-out", table: named };
     return park("the table is here, but is not synced: start the node with --tables to sync it");
   }
+  const unfit = survey.unfit.find((other) => nameKey(other.name) === key);
+  if (unfit !== undefined) {
+    const remedy =
+      "hook-sync check names what mends it; then start the node with --tables to sync it";
+    return park(
+      `the table is here, but is not synced, and could not be: ${unfit.reason}; ${remedy}`,
+    );
+  }
   const why = survey.notSynced.find((other) => nameKey(other.name) === key);
   return park(why ? `the table is not synced here: ${why.reason}` : "there is no such table here");
 }

@@ -101,6 +101,7 @@ export class SchemaWatch {
     synced: new Map(),
     notSynced: [],
     notAsked: [],
+    unfit: [],
     foreignKeys: false,
     isChosen: false,
     formerNames: new Map(),
@@ -140,7 +141,8 @@ export class SchemaWatch {
     for (const [key, table] of lost) {
       const why = next.notSynced.find((other) => nameKey(other.name) === key);
       removeTriggers(this.#db, key);
-      if (next.notAsked.some((other) => other.key === key)) {
+      const left = [...next.notAsked, ...next.unfit];
+      if (left.some(({ name }) => nameKey(name) === key)) {
         const text = "it is not among --tables any more, and is not synced";
         this.#options.onEvent({ kind: "dismissed", table: table.name, text });
         continue;

@@ -469,9 +469,9 @@ export class Store {
 
   /** Tables and columns may have appeared: what had come for them before is tried and written. */
   #followSurvey(nowMs: number): void {
-    const { synced, notAsked, formerNames } = this.survey;
-    const names = [...synced.keys(), ...notAsked.map((table) => table.key), ...formerNames.keys()];
-    this.deadLetters.wake(nowMs, names);
+    const { synced, notAsked, unfit, formerNames } = this.survey;
+    const others = [...notAsked, ...unfit].map(({ name }) => nameKey(name));
+    this.deadLetters.wake(nowMs, [...synced.keys(), ...others, ...formerNames.keys()]);
     this.#dueMs = nowMs;
     this.applier.followNewColumns(nowMs);
   }

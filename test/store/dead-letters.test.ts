@@ -74,6 +74,33 @@ describe("each reason has its time to try again", () => {
     await node.close();
   });
 
+  test.each([
+    ["a table", "CREATE TABLE later(id INTEGER PRIMARY KEY, a TEXT, updated_at INTEGER)"],
+    ["a view", "CREATE VIEW later AS SELECT 1 AS id"],
+  ])(
+    "%s that nobody asked for, and that could not be synced, is not said to be missing",
+    async (_, sql) => {
+      const node = new TestNode({ tables: ["items"] });
+      await node.sync([elsewhere("r")]);
+      await node.write(sql);
+      await node.sync([elsewhere("s")]);
+      await node.tick();
+      const reasons = new Set(node.parked().map(({ reason }) => reason));
+      expect([...reasons]).toEqual([
+        expect.stringMatching(/^the table is here, but is not synced.*--tables/),
+      ]);
+      await node.close();
+
+      const kind = sql.split(" ")[1]!;
+      const again = new TestNode({ path: node.path, tables: ["items", "later"] });
+      expect(again.parked()).toMatchObject([{ row_id: "r" }, { row_id: "s" }]);
+      await again.write(`DROP ${kind} later; ${LATER_SQL}`);
+      for (let i = 0; i < 3; i++) await again.tick();
+      expect([again.count("SELECT count(*) AS n FROM later"), again.parked()]).toEqual([2, []]);
+      await again.close();
+    },
+  );
+
   test("too far ahead: when our clock is an hour behind it", async () => {
     const node = new TestNode();
     await node.sync([insert("a", { updated_at: T + 2 * HOUR })]);
