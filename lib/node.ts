@@ -262,7 +262,9 @@ class Node implements RunningNode {
     try {
       const { cdcKeepMs: keepMs, cdcBytesMax: keepBytes } = config;
       const timers = this.#timers;
-      const service = CdcService.open({ path, keepMs, keepBytes, clock, timers, random });
+      const onBegunAnew = () => this.#tellNewLog();
+      const options = { path, keepMs, keepBytes, clock, timers, random, onBegunAnew };
+      const service = CdcService.open(options);
       store.beganCdc(new SqliteCommits(store.db));
       return service;
     } catch (error) {
@@ -270,6 +272,13 @@ class Node implements RunningNode {
       const hint = "Start without --cdc, or change what is named.";
       throw new HookSyncError("store-failed", error.message, hint, error);
     }
+  }
+
+  #tellNewLog(): void {
+    const text =
+      "another program took the change log (_cdc) out of the file: it was begun anew, and whoever follows this node takes a new copy";
+    this.#warnings.set("cdc", text);
+    this.#options.log.warn(text);
   }
 
   #startBridge(path: string, store: Store): void {

@@ -11,6 +11,7 @@ import type { Random } from "../base/random.ts";
 import type { Watermark } from "./change.ts";
 import { COMMIT } from "./log-entry.ts";
 import { SqliteCapture } from "./sqlite-capture.ts";
+import { schemaVersion } from "./sqlite-table.ts";
 import { type ServeOptions, serveCdc } from "./stream.ts";
 
 /** Another program's transaction is waited for when the log is opened, never while the node runs. */
@@ -79,13 +80,17 @@ export interface CdcServiceOptions {
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
+  /** Another program had taken the log out of the file: it is another one now, which nobody has followed. */
+  readonly onBegunAnew?: () => void;
 }
 
 /** The log of one node's file, from start to stop. */
 export class CdcService {
   readonly #options: CdcServiceOptions;
   readonly #db: Database;
-  readonly #capture: SqliteCapture;
+  #capture: SqliteCapture;
+  /** The schema's version with which the log's tables were all seen. */
+  #wholeAt: number | undefined;
   readonly #ending = new AbortController();
   /** The streams that are open, by their followers' names: up to where they were sent. */
   readonly #open = new Map<string, { sent: number }>();
@@ -119,6 +124,7 @@ export class CdcService {
   /** A step of the node's timer: settles what others altered, deletes what nobody needs. */
   look(): void {
     try {
+      this.#restore();
       for (const [name, position] of this.#unnoted) this.#note(name, position);
       this.#capture.settlePart();
       const nowMs = this.#options.clock.monotonicMs();
@@ -129,6 +135,20 @@ export class CdcService {
       // Somebody else writes: the next step comes soon.
       if (!isBusy(error)) throw error;
     }
+  }
+
+  /** Another program may have dropped any of our tables. Who follows a log that is gone is told so. */
+  #restore(): void {
+    const version = schemaVersion(this.#db);
+    if (version === this.#wholeAt) return;
+    if (!SqliteCapture.isWhole(this.#db)) {
+      this.#capture = SqliteCapture.openUnsettled(this.#db, this.#options.random);
+      // Places in the other log.
+      this.#unnoted.clear();
+      this.#options.onBegunAnew?.();
+    }
+    this.#db.run(CREATE_SQL);
+    this.#wholeAt = version;
   }
 
   /** A follower's stream; under its name its position is kept, and holds the log. */
@@ -144,6 +164,8 @@ export class CdcService {
 
   /** The named followers, by name. */
   followers(): readonly NamedFollower[] {
+    // Until the next step, where the log is no more.
+    if (schemaVersion(this.#db) !== this.#wholeAt && !this.#isAllThere()) return [];
     const last = this.#db
       .query<{ id: number; type: number }, []>(
         "SELECT change_id AS id, change_type AS type FROM _cdc ORDER BY change_id DESC LIMIT 1",
@@ -163,6 +185,11 @@ export class CdcService {
         const behind = at >= enough ? 0 : newest - at;
         return { name, position, behind, seenMs, isConnected: open !== undefined };
       });
+  }
+
+  #isAllThere(): boolean {
+    const names = this.#db.query("SELECT 1 FROM sqlite_schema WHERE name = '_cdc_follower'").get();
+    return names !== null && SqliteCapture.isWhole(this.#db);
   }
 
   /** Of two streams under one name the later counts. */

@@ -24,8 +24,10 @@ import { isRowidName, rowidName } from "./source-schema.ts";
 import { SqliteCommits } from "./sqlite-commits.ts";
 import {
   CANARY_ROWID,
+  CAPTURE_TRIGGER,
   CREATE_LOG_SQL,
   captureTriggers,
+  dropCaptureTriggers,
   keyedPartSql,
   LOG_STATEMENT_SQL,
   type LoggedTable,
@@ -39,11 +41,11 @@ import { allColumnNames, columnsOf, hasRowids, schemaVersion } from "./sqlite-ta
 /** Bound how long one prune and one part of a settle hold the write lock. */
 const PRUNE_ROWS_MAX = 5_000;
 const PART_ROWS_MAX = 5_000;
+const LOG_TABLES = ["_cdc", "_cdc_object", "_cdc_state", "_cdc_log", "_cdc_canary", "_cdc_rebuild"];
 /** No schema's version: the log is not there yet. */
 const UNSETTLED = -1;
 const ROWID_MIN = -(2n ** 63n);
 
-const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
 /** One that runs before the row is written cannot end what is done; RAISE may, and any write in it. */
 const ENDING_TRIGGER = /\bAFTER\b[\s\S]*\b(?:raise|insert|replace|update|delete)\b/i;
 const UNIQUE_INDEX = /^\s*CREATE\s+UNIQUE\b/i;
@@ -83,12 +85,23 @@ export class SqliteCapture {
   /** The same, for one who then calls `settlePart` until there is nothing left. */
   static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
-    if (!capture.#hasTable("_cdc")) {
+    if (!SqliteCapture.isWhole(db)) {
       // Somebody took out a part of it: what is left is no log.
-      if (capture.#hasTable("_cdc_state")) SqliteCapture.remove(db);
+      SqliteCapture.remove(db);
       capture.#begin(random);
     }
     return capture;
+  }
+
+  /** Whether all tables of the log are there. */
+  static isWhole(db: Database): boolean {
+    const { n } = db
+      .query<{ n: number }, [string]>(
+        `SELECT count(*) AS n FROM sqlite_schema
+         WHERE type = 'table' AND name IN (SELECT value FROM json_each(?))`,
+      )
+      .get(JSON.stringify(LOG_TABLES))!;
+    return n === LOG_TABLES.length;
   }
 
   /** Whether nobody has changed the schema since it was settled. Cheap. */
@@ -146,15 +159,8 @@ export class SqliteCapture {
   /** Takes the log and its triggers out of the file. */
   static remove(db: Database): void {
     db.transaction(() => {
-      const triggers = db
-        .query<{ name: string }, []>("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
-        .all();
-      for (const { name } of triggers) {
-        if (CAPTURE_TRIGGER.test(name)) db.run(`DROP TRIGGER ${quoteName(name)}`);
-      }
-      for (const table of ["", "_object", "_state", "_log", "_canary", "_rebuild", "_follower"]) {
-        db.run(`DROP TABLE IF EXISTS _cdc${table}`);
-      }
+      dropCaptureTriggers(db);
+      for (const table of [...LOG_TABLES, "_cdc_follower"]) db.run(`DROP TABLE IF EXISTS ${table}`);
     }).immediate();
   }
 
@@ -518,13 +524,6 @@ export class SqliteCapture {
         "SELECT schema_version, planned, settled FROM _cdc_state",
       )
       .get()!;
-  }
-
-  #hasTable(name: string): boolean {
-    return (
-      this.#db.query("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?").get(name) !==
-      null
-    );
   }
 
   #hasTrigger(name: string, table: string): boolean {

@@ -8,10 +8,11 @@
  */
 import type { Database, Statement } from "bun:sqlite";
 import { COMMIT } from "./log-entry.ts";
-import { LOG_COMMIT_SQL } from "./sqlite-log.ts";
+import { dropCaptureTriggers, LOG_COMMIT_SQL } from "./sqlite-log.ts";
 
 /** The ends of one connection's write transactions. */
 export class SqliteCommits {
+  readonly #db: Database;
   readonly #newest: Statement<{ change_type: number }, []>;
   readonly #recorded: Statement<{ version: number }, []>;
   readonly #schemaVersion: Statement<{ schema_version: number }, []>;
@@ -19,6 +20,7 @@ export class SqliteCommits {
 
   /** The file must have a log (SqliteCapture); the connection may write. */
   constructor(db: Database) {
+    this.#db = db;
     this.#newest = db.query("SELECT change_type FROM _cdc ORDER BY change_id DESC LIMIT 1");
     this.#recorded = db.query("SELECT schema_version AS version FROM _cdc_state");
     this.#schemaVersion = db.query("PRAGMA schema_version");
@@ -37,11 +39,16 @@ export class SqliteCommits {
       this.#write.run();
     } catch (error) {
       // Somebody took the log out of the file: no write fails for that.
-      if (!isMissing(error)) throw error;
+      const missing = missingTable(error);
+      if (missing === undefined) throw error;
+      // Its triggers would fail every one. What keeps the log begins it anew (service.ts).
+      if (missing === "_cdc") dropCaptureTriggers(this.#db);
     }
   }
 }
 
-function isMissing(error: unknown): boolean {
-  return error instanceof Error && /^no such table: (?:main\.)?_cdc/.test(error.message);
+/** The table of the log that is not there. */
+function missingTable(error: unknown): string | undefined {
+  const message = error instanceof Error ? error.message : "";
+  return /^no such table: (?:main\.)?(_cdc\w*)/.exec(message)?.[1];
 }

@@ -10,6 +10,7 @@
  * JSON1 and newer. They fail no write, but of a BLOB of
  * half a gigabyte, whose image in hex is more than SQLite holds in a value.
  */
+import type { Database } from "bun:sqlite";
 import { quoteName, quoteText } from "../base/sql-text.ts";
 
 /** What a table is, for the triggers of it. */
@@ -70,6 +71,19 @@ const NOW = "CAST(strftime('%s', 'now') AS INTEGER)";
 /** The names of a table's three triggers. */
 export function triggerNames(table: string): readonly string[] {
   return ["ai", "au", "ad"].map((kind) => `_cdc_${kind}_${table}`);
+}
+
+/** Whether a trigger of this name is the log's. */
+export const CAPTURE_TRIGGER = /^_cdc_a[iud]_/;
+
+/** Takes them off all tables. */
+export function dropCaptureTriggers(db: Database): void {
+  const triggers = db
+    .query<{ name: string }, []>("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
+    .all();
+  for (const { name } of triggers) {
+    if (CAPTURE_TRIGGER.test(name)) db.run(`DROP TRIGGER ${quoteName(name)}`);
+  }
 }
 
 /** The triggers of one table: for INSERT, UPDATE and DELETE. */

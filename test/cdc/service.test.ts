@@ -18,14 +18,17 @@ setDefaultTimeout(60_000);
 
 const DAY_MS = 86_400_000;
 let folder = "";
+let seed = 0;
 let program: Database;
 let service: CdcService;
 /** The log's own times are SQLite's, so that this clock is moved from the real one. */
 let aheadMs = 0;
+let begunAnew = 0;
 
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), "cdc-service-"));
   aheadMs = 0;
+  begunAnew = 0;
   program = new Database(join(folder, "node.db"));
   program.exec(
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; CREATE TABLE t (k INTEGER PRIMARY KEY, v)",
@@ -46,7 +49,8 @@ function open(keepBytes = 1e9): void {
     keepBytes,
     clock: { nowMs, monotonicMs: nowMs },
     timers: systemTimers,
-    random: new Seeded(1),
+    random: new Seeded(++seed),
+    onBegunAnew: () => void begunAnew++,
   });
 }
 
@@ -177,6 +181,44 @@ test("a file that somebody holds is looked at in the next step", () => {
     .query<{ after: string }, []>(`SELECT "after" FROM _cdc ORDER BY change_id DESC`)
     .get()!;
   expect(JSON.parse(row.after).length).toBe(3);
+});
+
+test.each(["", "_object", "_state", "_log", "_canary", "_rebuild"])(
+  "where somebody drops _cdc%s it begins anew, and nobody goes on from a place in the other one",
+  async (table) => {
+    open();
+    write(3);
+    const follower = await position();
+    await service.stream(follower.replica.watermark(), "f", false).cancel();
+    program.run(`DROP TABLE _cdc${table}`);
+    expect(service.followers()).toEqual([]);
+    service.look();
+    // A connection that dropped the table goes on without it until it reads anything.
+    program.query("SELECT 1 FROM t").get();
+    // As many changes as there were, so that every number is there again.
+    write(4);
+    service.look();
+    expect([begunAnew, service.followers()]).toEqual([1, []]);
+    using reader = new Database(join(folder, "node.db"), { readonly: true });
+    const going = follow(new CdcTailer(reader, follower.replica.watermark()), follower.replica);
+    expect(await going.catch((error) => error.code)).toBe("other-log");
+    const again = await position();
+    write(1);
+    await follow(new CdcTailer(reader, again.replica.watermark()), again.replica);
+    expect(again.db.query("SELECT count(*) FROM t").values()).toEqual([[8]]);
+  },
+);
+
+test("where somebody drops the list of followers it begins empty", async () => {
+  open();
+  write(3);
+  const follower = await position();
+  await service.stream(follower.replica.watermark(), "f", false).cancel();
+  program.run("DROP TABLE _cdc_follower");
+  expect(service.followers()).toEqual([]);
+  service.look();
+  await service.stream(follower.replica.watermark(), "f", false).cancel();
+  expect([begunAnew, service.followers().length]).toEqual([0, 1]);
 });
 
 describe("opened again", () => {

@@ -140,3 +140,10 @@ test("no write fails where somebody took the log away", () => {
   transact("INSERT INTO t VALUES (1, 'a')");
   expect(node.query("SELECT count(*) FROM t").values()).toEqual([[1]]);
 });
+
+test("nor where what is left of it are the triggers that would log the write", () => {
+  other.run("DROP TABLE _cdc");
+  transact("INSERT INTO t VALUES (1, 'a')");
+  expect(node.query("SELECT count(*) FROM t").values()).toEqual([[1]]);
+  reader.run("INSERT INTO t VALUES (2, 'b')");
+});

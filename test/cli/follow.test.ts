@@ -278,6 +278,30 @@ describe("a node with --cdc", () => {
   );
 
   test(
+    "whose log another program drops goes on: no write fails for long, and followers copy again",
+    async () => {
+      const { url, process } = await node("--cdc");
+      const follower = begin("follow", url, "--db", copy);
+      await untilEqual();
+      withDb(path, (db) => db.run("DROP TABLE _cdc"));
+      const body = JSON.stringify({ name: "a", value: 1 });
+      const headers = { "content-type": "application/json" };
+      const post = () => fetch(`${url}/api/items`, { method: "POST", headers, body });
+      await until(async () => (await post()).ok);
+      await process.printed("err", "takes a new copy");
+      await untilEqual();
+      withDb(path, (db) => db.run("UPDATE items SET value = 2"));
+      await untilEqual();
+      const health = await (await fetch(`${url}/health`)).json();
+      expect(health).toMatchObject({ ok: true, warnings: [expect.stringContaining("_cdc")] });
+      follower.kill("SIGTERM");
+      const { out } = await follower.ended();
+      expect(out.match(/copied up to/g)?.length).toBe(2);
+    },
+    MS_MAX,
+  );
+
+  test(
     "without it nothing of it is left in the file, and followers are told",
     async () => {
       const first = await node("--cdc");
