@@ -263,8 +263,10 @@ class Node implements RunningNode {
       const { cdcKeepMs: keepMs, cdcBytesMax: keepBytes } = config;
       const timers = this.#timers;
       const onBegunAnew = () => this.#tellNewLog();
-      const options = { path, keepMs, keepBytes, clock, timers, random, onBegunAnew };
-      const service = CdcService.open(options);
+      const request = { method: "GET", path: "/cdc/stream" };
+      const onFailure = (error: unknown) => this.#reportError(error, request);
+      const told = { onBegunAnew, onFailure };
+      const service = CdcService.open({ path, keepMs, keepBytes, clock, timers, random, ...told });
       store.beganCdc(new SqliteCommits(store.db));
       return service;
     } catch (error) {

@@ -17,6 +17,8 @@ export type CdcErrorCode =
   | "source-unfit"
   /** The schema was altered and its log has not caught up. Ask again. */
   | "unsettled"
+  /** The source's database failed, or a table of its log is gone. Ask again. */
+  | "source-failed"
   /** A file that has tables and was never a follower's: a copy would replace them. */
   | "not-a-copy"
   /** The watermark is of another log. */
@@ -66,6 +68,7 @@ const CODES: ReadonlySet<string> = new Set<CdcErrorCode>([
   "too-large",
   "source-unfit",
   "unsettled",
+  "source-failed",
   "not-a-copy",
 ]);
 

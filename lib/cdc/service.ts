@@ -82,6 +82,8 @@ export interface CdcServiceOptions {
   readonly random: Random;
   /** Another program had taken the log out of the file: it is another one now, which nobody has followed. */
   readonly onBegunAnew?: () => void;
+  /** A stream ended because the file could not be read; its follower is told, too. */
+  readonly onFailure?: (error: unknown) => void;
 }
 
 /** The log of one node's file, from start to stop. */
@@ -153,11 +155,14 @@ export class CdcService {
 
   /** A follower's stream; under its name its position is kept, and holds the log. */
   stream(after: Watermark | null, name: string | null, once: boolean): ReadableStream<Uint8Array> {
-    const { path, clock, timers } = this.#options;
+    const { path, clock, timers, onFailure } = this.#options;
     if (name !== null) this.#see(name, after);
     const limits = { lifeMs: STREAM_MS, once, frameBytesMax: NODE_FRAME_BYTES };
     const { signal } = this.#ending;
-    const told = name === null ? {} : this.#watch(name, after);
+    const told = {
+      ...(name === null ? {} : this.#watch(name, after)),
+      ...(onFailure === undefined ? {} : { onFailure }),
+    };
     const options = { ...limits, ...told, folder: dirname(path), clock, timers, signal };
     return serveCdc(() => new Database(path, { readonly: true }), after, options);
   }

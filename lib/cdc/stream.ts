@@ -40,6 +40,8 @@ export interface ServeOptions extends FrameOptions {
   /** Told of each position that was sent to its end, and when the stream is over. */
   onSent?(commit: bigint): void;
   onEnd?(): void;
+  /** Told of a failure of the database, which followers get as "source-failed"; without it the stream fails. */
+  onFailure?(error: unknown): void;
   readonly clock?: Clock;
   readonly timers?: Timers;
 }
@@ -111,13 +113,21 @@ class StreamSource {
     } catch (error) {
       if (this.#stopped) return;
       this.#stopped = true;
-      if (!(error instanceof CdcError)) throw error;
-      controller.enqueue(encodeStop(error));
+      controller.enqueue(encodeStop(this.#stopReason(error)));
       controller.close();
     } finally {
       this.#pulling = false;
       if (this.#stopped) await this.#release();
     }
+  }
+
+  #stopReason(error: unknown): CdcError {
+    if (error instanceof CdcError) return error;
+    const { onFailure } = this.#options;
+    if (onFailure === undefined) throw error;
+    onFailure(error);
+    const message = error instanceof Error ? error.message : String(error);
+    return new CdcError("source-failed", message, error);
   }
 
   async stop(): Promise<void> {

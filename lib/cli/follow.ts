@@ -130,10 +130,7 @@ async function runFollow(argv: readonly string[], runtime: Runtime): Promise<num
     askDirectly(runtime.env);
     return await followNode({ node, name, token, address, copy: words.path, replica, runtime });
   } catch (error) {
-    if (!(error instanceof Error) || (!(error instanceof CdcError) && !("code" in error)))
-      throw error;
-    const hint = error instanceof HookSyncError ? `. ${error.hint}` : "";
-    return tell(runtime, `${error.message}${hint}`);
+    return tell(runtime, failureText(error, words.path));
   } finally {
     replica.close();
   }
@@ -178,6 +175,14 @@ async function bridge(argv: readonly string[], runtime: Runtime): Promise<number
       bridge: { source, isNew: values.get("new-source")?.[0] === "true" },
     });
   });
+}
+
+/** Whatever it was, the copy is as it was after its last transaction. */
+function failureText(error: unknown, copy: string): string {
+  if (error instanceof HookSyncError) return `${error.message}. ${error.hint}`;
+  if (error instanceof CdcError) return error.message;
+  const what = error instanceof Error ? error.message : String(error);
+  return `${what}. Start it again: it goes on from what ${copy} has; if that does not help, remove ${copy}, and it begins with a new copy`;
 }
 
 async function tell({ terminal }: Runtime, what: string): Promise<number> {

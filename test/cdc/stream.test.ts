@@ -227,6 +227,19 @@ describe("a stream", () => {
     expect(source.writer.open).toBe(true);
   });
 
+  test("tells the follower, too, where somebody is there to be told", async () => {
+    const told: unknown[] = [];
+    const failure = new Error("no connection left");
+    const failing = serveCdc(() => Promise.reject(failure), null, {
+      onFailure: (error) => told.push(error),
+    });
+    const target = { watermark: () => null, apply: () => "applied" as const };
+    const error = await followCdc(target, failing).catch((thrown) => thrown);
+    expect([error.code, error.needsCopy]).toEqual(["source-failed", false]);
+    expect(error.message).toContain("no connection left");
+    expect(told).toEqual([failure]);
+  });
+
   test("is read at the follower's pace: nothing is taken from the log before it is asked for", async () => {
     using source = await TursoSource.open();
     source.writer.exec(T);

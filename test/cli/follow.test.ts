@@ -394,6 +394,27 @@ test.each<[string, string[]]>([
   expect(err).toContain(where);
 });
 
+test(
+  "whatever ends a follower is one line that says what to do",
+  async () => {
+    const { url } = await node("--cdc");
+    const follower = begin("follow", url, "--db", copy);
+    await follower.printed("out", "copied");
+    withDb(copy, (db) =>
+      db.exec(`
+        ALTER TABLE _cdc_watermark RENAME TO former;
+        CREATE TABLE _cdc_watermark (one, log, commit_id, mark, source_time_ms);
+        INSERT INTO _cdc_watermark (log) VALUES ('spoilt')`),
+    );
+    withDb(path, (db) => db.run("INSERT INTO items (id) VALUES ('a')"));
+    const { code, err } = await follower.ended();
+    expect([code, err]).toEqual([1, expect.stringMatching(/^hook-sync: .*Start it again.*\n$/)]);
+    const again = await run(["follow", url, "--db", copy]);
+    expect([again.code, again.err]).toEqual([code, err]);
+  },
+  MS_MAX,
+);
+
 test("a file with tables of its own is not made a copy", async () => {
   withDb(path, (db) => db.run("CREATE TABLE mine (x)"));
   const { code, err } = await run(["follow", "http://127.0.0.1:1", "--db", path]);
