@@ -23,6 +23,8 @@ import { readLogEnd } from "./tailer.ts";
 const PAGE_ROWS = 256;
 /** Each page goes through all before it. */
 const KEYED_PAGE_ROWS = 5_000;
+/** Each takes two of the 2,000 columns that a result has at most: a wider table is read in parts. */
+const COLUMNS_PER_READ = 900;
 
 /** A copy of everything. The connection must not be in a transaction; the caller closes the batch. */
 export async function readCopy(
@@ -94,13 +96,14 @@ async function copyRows(
   let where = "";
   let after: string[] = [];
   while (true) {
-    const sql = `
-  SELECT CAST(${rowid} AS TEXT) AS id, ${valuesSql(table, columns)}
+    const rows = await readWide(connection, table, columns, after, (values) => {
+      return `
+  SELECT CAST(${rowid} AS TEXT) AS id, ${values}
   FROM ${quoteName(table)}
   ${where}
   ORDER BY ${quoteName(table)}.${rowid}
   LIMIT ${PAGE_ROWS}`;
-    const rows = await selectAll<Record<string, unknown>>(connection, sql, ...after);
+    });
     for (const row of rows) {
       const rowid = BigInt(String(row["id"]));
       spool.push({ kind: "insert", table, rowid, values: readValues(row, columns) });
@@ -124,12 +127,13 @@ async function copyKeyedRows(
   const key = keyColumns(schemaColumns).map((name) => `${quoteName(table)}.${quoteName(name)}`);
   const breath = new Breath();
   for (let offset = 0; ; offset += KEYED_PAGE_ROWS) {
-    const sql = `
-  SELECT ${valuesSql(table, columns)}
+    const rows = await readWide(connection, table, columns, [], (values) => {
+      return `
+  SELECT ${values}
   FROM ${quoteName(table)}
   ORDER BY ${key.join(", ")}
   LIMIT ${KEYED_PAGE_ROWS} OFFSET ${offset}`;
-    const rows = await selectAll<Record<string, unknown>>(connection, sql);
+    });
     for (const row of rows) {
       spool.push({ kind: "put", table, rowid: null, values: readValues(row, columns) });
     }
@@ -142,9 +146,28 @@ function readValues(row: Record<string, unknown>, columns: readonly string[]): C
   return columns.map((_, i) => readValue(row[`t${i}`], row[`v${i}`]));
 }
 
+/** A page with all of its columns: within one snapshot every part has the same rows in the same order. */
+async function readWide(
+  connection: CdcConnection,
+  table: string,
+  columns: readonly string[],
+  parameters: readonly string[],
+  pageSql: (values: string) => string,
+): Promise<Record<string, unknown>[]> {
+  let rows: Record<string, unknown>[] | undefined;
+  for (let from = 0; from < columns.length; from += COLUMNS_PER_READ) {
+    const sql = pageSql(valuesSql(table, columns, from));
+    const part = await selectAll<Record<string, unknown>>(connection, sql, ...parameters);
+    if (rows === undefined) rows = part;
+    else for (const [at, row] of rows.entries()) Object.assign(row, part[at]);
+  }
+  return rows!;
+}
+
 /** Integers as their digits and texts as their bytes: no driver can round or cut those. */
-function valuesSql(table: string, columns: readonly string[]): string {
-  const values = columns.map((column, i) => {
+function valuesSql(table: string, columns: readonly string[], from: number): string {
+  const values = columns.slice(from, from + COLUMNS_PER_READ).map((column, at) => {
+    const i = from + at;
     const name = `${quoteName(table)}.${quoteName(column)}`;
     return `
     typeof(${name}) AS t${i},

@@ -169,6 +169,25 @@ describe("what others write", () => {
     await equal(reader, follower);
   });
 
+  test.each(["", " WITHOUT ROWID"])(
+    "in a table of as many columns as there can be%s",
+    async (kind) => {
+      const columns = Array.from({ length: 1_999 }, (_, i) => `c${i}`);
+      const { program, reader } = captured(`
+      CREATE TABLE t (id TEXT NOT NULL PRIMARY KEY, ${columns.join(", ")})${kind};
+      INSERT INTO t (id, c0, c898, c899, c1998) VALUES ('a', 1, 'left', x'00', 2.0), ('b', 3, 4, 5, 6)`);
+      using follower = new Follower();
+      const tailer = await followed(reader, follower);
+      const rows = (db: Database) => db.query("SELECT * FROM t ORDER BY id").values();
+      expect(rows(follower.db)).toEqual(rows(reader));
+      program.exec(
+        "UPDATE t SET c1998 = c0; DELETE FROM t WHERE id = 'a'; INSERT INTO t (c1998, id) VALUES (7, 'c')",
+      );
+      await pump(tailer, follower);
+      expect(rows(follower.db)).toEqual(rows(reader));
+    },
+  );
+
   test("a transaction of 20,000 rows is one batch, held in a file", async () => {
     const { program, reader } = captured(T);
     using follower = new Follower();
