@@ -57,16 +57,21 @@ interface KnownEntry {
   readonly version: number | null;
   readonly size: number;
   readonly same: number;
-  /** 1 where it is older, or the change in hand has no version, and that has every column of it. */
+  /** 1 where it is older than the change in hand, or that has no version, and covered by it (coversSql). */
   readonly is_covered: number;
-  /** 1 where it is newer and has every column of the change in hand. */
+  /** 1 where it is newer and covers the change in hand. */
   readonly is_covering: number;
 }
 
-/** SQL for: the row of the change `whole` has every member that the row of `part` has. */
+/**
+ * SQL for: nothing of the older change `part` is left once `whole` was applied. The row has every member
+ * that its row has; and a DELETE also takes what columns hold that only this node has, so that no row
+ * written after it stands for it.
+ */
 function coversSql(whole: string, part: string): string {
+  const isDelete = (change: string) => `${change} ->> '$.op' IS 'DELETE'`;
   const names = (change: string) => `SELECT lower(key) FROM json_each(${change}, '$.row')`;
-  return `NOT EXISTS (${names(part)} EXCEPT ${names(whole)})`;
+  return `(NOT ${isDelete(part)} OR ${isDelete(whole)}) AND NOT EXISTS (${names(part)} EXCEPT ${names(whole)})`;
 }
 
 /**

@@ -258,6 +258,27 @@ describe("one entry per table, id and reason", () => {
     await node.close();
   });
 
+  test.each([
+    ["in order", [0, 1]],
+    ["out of order", [1, 0]],
+  ])(
+    "a delete stays beside the row that was made after it: what columns here held goes, %s",
+    async (_, order) => {
+      const node = new TestNode({
+        schema: `${ITEMS_SQL}; ALTER TABLE items ADD COLUMN size INTEGER DEFAULT 5`,
+      });
+      await node.sync([insert("a", { size: 2 })]);
+      const later = T + 2 * HOUR;
+      const changes = [remove("a", { updated_at: later }), insert("a", { updated_at: later + 1 })];
+      for (const at of order) await node.sync([changes[at]!]);
+      expect(node.parked().map(({ code }) => code)).toEqual(["ahead", "ahead"]);
+      node.time.pass(2 * HOUR);
+      await node.tick();
+      expect([node.row("a")?.["size"], node.parked()]).toEqual([5, []]);
+      await node.close();
+    },
+  );
+
   test("changes that do not say which row they mean are all kept", async () => {
     const node = new TestNode();
     const changes = [
