@@ -56,3 +56,11 @@ export function isBusy(error: unknown): boolean {
   const code = sqliteCode(error);
   return code.startsWith("SQLITE_BUSY") || code.startsWith("SQLITE_LOCKED");
 }
+
+/** A column or table went away and settling has not noticed yet; within a second it will have. */
+export function isStaleSchema(error: unknown): boolean {
+  return (
+    sqliteCode(error) === "SQLITE_ERROR" &&
+    /^(no such (column|table|index)|table .* has no column)/.test((error as Error).message)
+  );
+}

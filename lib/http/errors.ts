@@ -2,7 +2,7 @@
  * Failures become answers here, and nowhere else. Every error answer is JSON `{"error": …}`; none shows
  * a stack, a path of this machine or SQL.
  */
-import { HookSyncError, isBusy, RequestError, sqliteCode } from "../base/errors.ts";
+import { HookSyncError, isBusy, isStaleSchema, RequestError } from "../base/errors.ts";
 import { BatchError } from "../protocol/batch.ts";
 import { refusalOf } from "../store/refusal.ts";
 import { storeError } from "../store/write-queue.ts";
@@ -70,14 +70,6 @@ function answerFailure(error: unknown): FailedAnswer {
     }
   }
   return { response: errorAnswer(500, "internal error"), isOurs: true };
-}
-
-/** A column or table went away and settling has not noticed yet; within a second it will have. */
-function isStaleSchema(error: unknown): boolean {
-  return (
-    sqliteCode(error) === "SQLITE_ERROR" &&
-    /^(no such (column|table|index)|table .* has no column)/.test((error as Error).message)
-  );
 }
 
 function theirs(response: Response): FailedAnswer {

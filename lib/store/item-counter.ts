@@ -7,6 +7,7 @@
  */
 import type { Database } from "bun:sqlite";
 import type { Clock } from "../base/clock.ts";
+import { isStaleSchema } from "../base/errors.ts";
 import { rowidName } from "./newest-rows.ts";
 import type { SyncedTable } from "./schema.ts";
 import { quoteName } from "./sql.ts";
@@ -44,7 +45,7 @@ export class ItemCounter {
 
   count(tables: Iterable<SyncedTable>): number {
     let rows = 0;
-    for (const table of tables) rows += this.#countOf(table);
+    for (const table of tables) rows += whileThere(() => this.#countOf(table)) ?? 0;
     return rows;
   }
 
@@ -53,7 +54,7 @@ export class ItemCounter {
     for (const table of tables) {
       const count = this.#counts.get(table.key);
       if (count?.underWay === undefined) continue;
-      this.#step(table, count);
+      whileThere(() => this.#step(table, count));
       return;
     }
   }
@@ -113,6 +114,16 @@ export class ItemCounter {
       .get()!;
     if (oldest === null || newest === null) return { rows: 0, newest: 0 };
     return { rows: newest - oldest + 1, newest };
+  }
+}
+
+/** A table that was just renamed or dropped has no rows until that is noticed; health is answered all the same. */
+function whileThere<T>(look: () => T): T | undefined {
+  try {
+    return look();
+  } catch (error) {
+    if (!isStaleSchema(error)) throw error;
+    return undefined;
   }
 }
 

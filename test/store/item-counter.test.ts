@@ -25,6 +25,7 @@ function open(rows: number, options = "") {
   expect(tables).toHaveLength(1);
   return {
     add,
+    alter: (sql: string) => db.run(sql),
     remove: (count: number) =>
       db.query("DELETE FROM items WHERE id IN (SELECT id FROM items LIMIT ?)").run(count),
     count: () => counter.count(tables),
@@ -45,6 +46,15 @@ test("a small table is counted every time", () => {
   expect(count()).toBe(5);
   remove(4);
   expect(count()).toBe(1);
+});
+
+test.each([
+  ["renamed", "ALTER TABLE items RENAME TO things"],
+  ["dropped", "DROP TABLE items"],
+])("a table that was just %s counts as empty until that is noticed", (_, sql) => {
+  const { alter, count } = open(3, "WITHOUT ROWID");
+  alter(sql);
+  expect(count()).toBe(0);
 });
 
 describe("a large table", () => {
