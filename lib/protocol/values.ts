@@ -131,6 +131,26 @@ export function formatValue(value: Value): string {
 }
 
 /**
+ * A row's JSON from its members, as row-json.ts writes it: bytes, since a text that is not UTF-8 stands in
+ * them as it is. Spelled in hex it would come back as another text.
+ */
+export function formatRowJson(
+  members: Iterable<readonly [name: string, value: Value]>,
+): Uint8Array<ArrayBuffer> {
+  const parts: Buffer[] = [];
+  for (const [name, value] of members) {
+    parts.push(Buffer.from(`${parts.length === 0 ? "{" : ","}${JSON.stringify(name)}:`));
+    parts.push(value.kind === "broken-text" ? rawText(value.hex) : Buffer.from(formatValue(value)));
+  }
+  return new Uint8Array(Buffer.concat([...parts, Buffer.from(parts.length === 0 ? "{}" : "}")]));
+}
+
+/** (latin1 keeps each byte as one character.) */
+function rawText(hex: string): Buffer {
+  return Buffer.from(JSON.stringify(Buffer.from(hex, "hex").toString("latin1")), "latin1");
+}
+
+/**
  * The members of a row's JSON as row-json.ts writes it, in order. Takes bytes, since a text that is
  * not UTF-8 stands in them as it is.
  */

@@ -120,7 +120,7 @@ class RowReader {
     const notes = this.#notes.of(key, id, version, cells);
     if (notes.size === 0) return [changeText("INSERT", name, row.json, id)];
     const parts = rowsByVersion({ id, version, values, notes }, this.#table).map((json) =>
-      changeText("UPDATE", name, new TextEncoder().encode(json), id),
+      changeText("UPDATE", name, json, id),
     );
     // A delete below the row took columns with it, which who never heard of it still has.
     return [...parts, ...this.#deletion(id)];

@@ -10,7 +10,8 @@
  * columns that were there from the start have such entries below every version.
  */
 import type { Database, Statement } from "bun:sqlite";
-import { formatValue, readRowJson, type Value } from "../protocol/values.ts";
+import { isUtf8 } from "node:buffer";
+import { formatRowJson, formatValue, readRowJson, type Value } from "../protocol/values.ts";
 import { type ColumnNote, type Content, type Notes, VERSION_NEVER } from "../protocol/winner.ts";
 
 interface NoteRow {
@@ -247,16 +248,19 @@ export interface LocalTable {
 const SOURCE_LENGTH_MAX = 1_024;
 
 /**
- * `{"v":…}`, or `{"t":…}` for a text that is not UTF-8; `"s"` is what its change carried, `"o"` says that it
- * was the row's own.
+ * `{"v":…}`, or `{"t":…}` for a text that is not UTF-8; `"s"` is what its change carried, `"r"` the same
+ * in hex where a text of it is not UTF-8, `"o"` says that it was the row's own.
  */
 function formatNote({ value, source, isOwn }: ColumnNote): string {
   let text = `{"${value.kind === "broken-text" ? "t" : "v"}":${formatValue(value)}`;
   if (isOwn) text += ',"o":1';
   if (source !== undefined) {
-    const cells = [...source].map(([name, each]) => `${JSON.stringify(name)}:${formatValue(each)}`);
-    const row = `{${cells.join(",")}}`;
-    if (row.length <= SOURCE_LENGTH_MAX) text += `,"s":${JSON.stringify(row)}`;
+    const row = formatRowJson(source);
+    if (row.length <= SOURCE_LENGTH_MAX) {
+      text += isUtf8(row)
+        ? `,"s":${JSON.stringify(Buffer.from(row).toString())}`
+        : `,"r":"${row.toHex()}"`;
+    }
   }
   return `${text}}`;
 }
@@ -271,11 +275,13 @@ function parseNote(row: NoteRow): ColumnNote {
       ? { kind: "broken-text", hex: broken.value.slice(2) }
       : (members.get("v") ?? { kind: "null" });
   const source = members.get("s");
+  const raw = members.get("r");
   return {
     version: row.version,
     value,
     isOwn: members.has("o"),
     ...(source?.kind === "text" ? { source: readRowJson(encoder.encode(source.value)) } : {}),
+    ...(raw?.kind === "text" ? { source: readRowJson(Uint8Array.fromHex(raw.value)) } : {}),
   };
 }
 

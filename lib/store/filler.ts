@@ -305,7 +305,8 @@ export class Filler {
     for (const row of rowsByVersion({ id, version, values, notes }, names)) {
       this.#db
         .query(
-          "INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('UPDATE', ?, ?, ?, ?)",
+          `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
+           VALUES ('UPDATE', ?, ?, CAST(? AS TEXT), ?)`,
         )
         .run(table.name, id, row, url);
     }

@@ -3,8 +3,9 @@
  * node to the same row and the same notes: the row's own change, and each change that a note comes from,
  * oldest first.
  */
-import { formatValue, type Value } from "../protocol/values.ts";
+import { formatRowJson, type Value } from "../protocol/values.ts";
 import { type ColumnNote, type Content, VERSION_NEVER } from "../protocol/winner.ts";
+import { integer } from "./log-row.ts";
 
 /** One stored row, read at one moment with its notes. */
 export interface NotedRow {
@@ -27,7 +28,7 @@ interface Change {
 export function rowsByVersion(
   row: NotedRow,
   names: { readonly id: string; readonly version: string },
-): string[] {
+): Uint8Array<ArrayBuffer>[] {
   const own: Change = { version: row.version, source: undefined, cells: new Map() };
   const changes = [own];
   for (const [key, { value }] of row.values) if (!row.notes.has(key)) own.cells.set(key, value);
@@ -43,14 +44,11 @@ export function rowsByVersion(
   }
   return changes
     .sort((left, right) => left.version - right.version)
-    .map(({ version, cells }) => {
-      const members = [...cells].map(([key, value]) => {
-        const name = row.values.get(key)?.name ?? key;
-        return `,${JSON.stringify(name)}:${formatValue(value)}`;
-      });
-      return (
-        `{${JSON.stringify(names.id)}:${JSON.stringify(row.id)},` +
-        `${JSON.stringify(names.version)}:${version}${members.join("")}}`
-      );
-    });
+    .map(({ version, cells }) =>
+      formatRowJson([
+        [names.id, { kind: "text", value: row.id }],
+        [names.version, integer(version)],
+        ...[...cells].map(([key, value]) => [row.values.get(key)?.name ?? key, value] as const),
+      ]),
+    );
 }

@@ -3,6 +3,7 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import {
   compareReduced,
   compareRichness,
+  formatRowJson,
   formatValue,
   readNumber,
   readRowJson,
@@ -98,6 +99,7 @@ test("a stored value, written by SQLite and read back, is the same; so is what w
     store(db, value);
     const read = readRowJson(select.get()!.json).get("x")!;
     expect(read).toEqual(value);
+    expect([...readRowJson(formatRowJson([["x", value]]))]).toEqual([["x", value]]);
     const own = readRowJson(new TextEncoder().encode(`{"x":${formatValue(value)},"y":null}`));
     // A text that is not UTF-8 cannot stand in JSON text; written by us it is its wire text.
     if (value.kind === "broken-text")

@@ -4,7 +4,7 @@ import { afterAll, expect, test } from "bun:test";
 import { rowBatch } from "../../lib/shipper/row-batch.ts";
 import { ColumnNotes } from "../../lib/store/column-notes.ts";
 import { digestTableOf } from "../../lib/store/digest.ts";
-import { insert, removeNodeFiles, T, TestNode } from "../support/receive-fixture.ts";
+import { insert, rawChange, removeNodeFiles, T, TestNode } from "../support/receive-fixture.ts";
 
 afterAll(removeNodeFiles);
 
@@ -32,4 +32,42 @@ test("a row that another program wrote stays here until it has its final version
   });
   reader.close(true);
   await node.close();
+});
+
+test("text that is not UTF-8 stays what it is where columns have versions of their own, by repair and by fill", async () => {
+  const sender = new TestNode();
+  const partial = (id: string) =>
+    rawChange(
+      "items",
+      { id: `"${id}"`, name: '"\\\\xff"', updated_at: `${T}` },
+      ',"texts":["name"]',
+    );
+  await sender.sync([partial("a"), partial("b")]);
+  // Of a column that is not there, the note has the change's other values, too.
+  const late = { id: '"c"', name: '"\\\\xff"', late: '"\\\\xfe"', updated_at: `${T}` };
+  await sender.sync([rawChange("items", late, ',"texts":["name","late"]')]);
+  const expected = ["a", "b", "c"].map((id) => [id, "text", "FF"]);
+  const rowsOf = (node: TestNode) =>
+    node.db.query("SELECT id, typeof(name), hex(name) FROM items ORDER BY id").values();
+  expect(rowsOf(sender)).toEqual(expected);
+
+  const repaired = new TestNode();
+  const reader = new Database(sender.path, { readonly: true });
+  const table = digestTableOf(sender.store.table("items")!);
+  const ids = ["a", "b", "c"];
+  const { body } = rowBatch(reader, new ColumnNotes(reader), table, ids, 1_000_000);
+  await repaired.post(body);
+  expect(rowsOf(repaired)).toEqual(expected);
+
+  const filled = new TestNode();
+  sender.store.configurePeers(["http://a"], (url) => url);
+  await sender.store.fill("http://a", "asked for");
+  await filled.post(sender.batchAfter(0)!.body);
+  expect(rowsOf(filled)).toEqual(expected);
+  for (const node of [sender, repaired, filled]) {
+    await node.write("ALTER TABLE items ADD COLUMN late TEXT");
+    expect(node.db.query("SELECT hex(late) FROM items WHERE id = 'c'").values()).toEqual([["FE"]]);
+  }
+  reader.close(true);
+  for (const node of [sender, repaired, filled]) await node.close();
 });
