@@ -29,6 +29,7 @@ import { Receiver } from "./store/receive.ts";
 import type { SyncedTable } from "./store/schema.ts";
 import type { SettleEvent } from "./store/settle.ts";
 import { copyPath, removeLeftCopies, streamCopy } from "./store/snapshot.ts";
+import { nameKey } from "./store/sql.ts";
 import { type FillEvent, Store } from "./store/store.ts";
 import { Verifier } from "./verifier.ts";
 
@@ -386,13 +387,15 @@ class Node implements RunningNode {
         return;
       case "lost":
         this.#reasons.set(
-          `table ${event.table}`,
+          lostTable(event.table),
           `${event.table} is not synced any more: ${event.text}`,
         );
         log.error(`${event.table} is not synced any more`, { reason: event.text });
         return;
       case "registered":
-        this.#reasons.delete(`table ${event.table}`);
+      // Another table has the name of one that was lost.
+      case "renamed":
+        this.#reasons.delete(lostTable(event.table));
         if (this.#store) log.info(`${event.table}: ${event.text}`);
         return;
       case "gap":
@@ -551,6 +554,11 @@ class Node implements RunningNode {
   #waited(delayMs: number): Promise<void> {
     return new Promise((resolve) => void this.#timers.after(delayMs, resolve));
   }
+}
+
+/** The key of the reason for it. Made anew, it may be spelt in another case. */
+function lostTable(name: string): string {
+  return `table ${nameKey(name)}`;
 }
 
 function listenError(error: unknown, listen: Config["listen"]): unknown {

@@ -186,6 +186,31 @@ test("one row without a stamp is one row", async () => {
   expect((await a.ended()).out).toContain("notes: 1 row without a stamp got version 0, which");
 });
 
+test.each([
+  ["renamed into its place", "ALTER TABLE other RENAME TO items", "it was called other"],
+  [
+    "made anew, in another case",
+    "CREATE TABLE Items(id TEXT PRIMARY KEY, updated_at INTEGER)",
+    "Items: it is synced from now on",
+  ],
+])("a table that was dropped is no reason any more once it is %s", async (_, sql, said) => {
+  const cwd = folder();
+  const a = await node(cwd, "--tables", "*");
+  const health = async () => (await (await fetch(`${a.url}/health`)).json()) as { ok: boolean };
+  using db = new Database(join(cwd, "a.db"));
+  db.run("PRAGMA busy_timeout = 5000");
+  db.run("CREATE TABLE other(id TEXT PRIMARY KEY, updated_at INTEGER)");
+  await a.printed("err", "other: it is synced from now on");
+  db.run("DROP TABLE items");
+  await a.printed("err", "items is not synced any more");
+  expect(await health()).toMatchObject({ ok: false });
+  db.run(sql);
+  await a.printed("err", said);
+  expect(await health()).toMatchObject({ ok: true, reasons: [] });
+  a.kill("SIGTERM");
+  expect((await a.ended()).code).toBe(0);
+});
+
 test("a file of no bytes is a new one", async () => {
   const cwd = folder();
   writeFileSync(join(cwd, "a.db"), "");
