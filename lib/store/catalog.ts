@@ -6,7 +6,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { setSetting, setting, wasOurs } from "./migrations.ts";
-import { qualifyTable } from "./qualify.ts";
+import { holdsOddStamps, qualifyTable } from "./qualify.ts";
 import {
   hasForeignKeys,
   isCaptureTrigger,
@@ -39,6 +39,8 @@ export interface Survey {
   readonly synced: ReadonlyMap<string, SyncedTable>;
   /** Asked for but not possible, with reason and remedy. */
   readonly notSynced: readonly Unqualified[];
+  /** Those of them whose stamps are odd; writing others may make them fit. */
+  readonly oddlyStamped: readonly Table[];
   /** nameKeys of qualifying tables that nobody asked for. */
   readonly notAsked: readonly SyncedTable[];
   /** Nobody asked for them, and they could not be synced. */
@@ -74,6 +76,7 @@ export function survey(
     selection.all || selection.names.includes(key) || selection.former?.includes(key) === true;
   const synced = new Map<string, SyncedTable>();
   const notSynced: Unqualified[] = [];
+  const oddlyStamped: Table[] = [];
   const notAsked: SyncedTable[] = [];
   const unfit: Unqualified[] = [];
   const shadows = shadowTables(db);
@@ -87,7 +90,12 @@ export function survey(
       isAdopted: adopted.has(table.key),
     });
     if ("reason" in verdict) {
-      (asked(table.key) ? notSynced : unfit).push(verdict);
+      if (!asked(table.key)) {
+        unfit.push(verdict);
+        continue;
+      }
+      notSynced.push(verdict);
+      if (holdsOddStamps(db, table)) oddlyStamped.push(table);
     } else if (asked(table.key)) synced.set(table.key, verdict);
     else notAsked.push(verdict);
   }
@@ -107,6 +115,7 @@ export function survey(
   return {
     synced,
     notSynced,
+    oddlyStamped,
     notAsked,
     unfit,
     foreignKeys: hasForeignKeys(tables.values()),

@@ -126,6 +126,12 @@ export function qualifyTable(
   return { ...table, id, version, columnByKey };
 }
 
+/** Whether it is kept out by what its stamps hold: that changes without a change of the schema. */
+export function holdsOddStamps(db: Database, table: Table): boolean {
+  const version = table.columns.find(({ key }) => key === "updated_at");
+  return version?.affinity === "integer" && oddStamp(db, table.name, version.name) !== undefined;
+}
+
 function primaryKey(db: Database, table: string): string[] {
   return db
     .prepare<{ name: string }, [string]>(

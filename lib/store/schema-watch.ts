@@ -26,6 +26,7 @@ import {
   returnedAs,
 } from "./follow-schema.ts";
 import { setSetting, setting } from "./migrations.ts";
+import { holdsOddStamps } from "./qualify.ts";
 import { columnList, readTables, type SyncedTable } from "./schema.ts";
 import { nameKey } from "./sql.ts";
 import { TableRoots } from "./table-roots.ts";
@@ -100,6 +101,7 @@ export class SchemaWatch {
   #survey: Survey = {
     synced: new Map(),
     notSynced: [],
+    oddlyStamped: [],
     notAsked: [],
     unfit: [],
     foreignKeys: false,
@@ -120,6 +122,11 @@ export class SchemaWatch {
   /** As of the last look; empty before the first. */
   get survey(): Survey {
     return this.#survey;
+  }
+
+  /** Whether a table may qualify now although the schema is the same: its stamps were put right. */
+  get hasHealed(): boolean {
+    return this.#survey.oddlyStamped.some((table) => !holdsOddStamps(this.#db, table));
   }
 
   /** Looks again, inside the caller's transaction. */

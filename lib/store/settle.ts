@@ -156,7 +156,7 @@ export class Settler {
     const from = this.#settledThrough;
     let leaving: ReadonlyMap<string, SyncedTable> = new Map();
     let recaptured: readonly SyncedTable[] = [];
-    if (schemaVersion !== this.#seenSchema) {
+    if (schemaVersion !== this.#seenSchema || this.#schema.hasHealed) {
       const found = this.#schema.follow({ nowMs, seenMs: this.#checkedMs, settledThrough: from });
       ({ leaving, recaptured } = found);
       if (found.isRewritten) this.#isRewritten = true;

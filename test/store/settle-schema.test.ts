@@ -294,6 +294,22 @@ describe.each(WAYS)("%s", (how) => {
     await expectCapture(file, "more");
   });
 
+  test("a table whose stamps are put right, by what was said to help, is synced from then on", async () => {
+    const stamps = `('a', '2024-01-01'), ('b', 1700000000000000), ('c', NULL)`;
+    await using file = await opened(
+      `CREATE TABLE notes(id TEXT PRIMARY KEY, updated_at INTEGER); INSERT INTO notes VALUES ${stamps}`,
+    );
+    expect(file.store.survey.synced.size).toBe(0);
+    await change(file, how, "INSERT INTO notes VALUES('d', NULL)");
+    expect(file.kinds()).toEqual([]);
+    const [unfit] = file.store.survey.notSynced;
+    await change(file, how, unfit!.remedy);
+    expect(file.kinds()).toEqual(["registered"]);
+    expect(file.store.survey.notSynced).toEqual([]);
+    expect(file.log()).toEqual(["UPDATE a", "UPDATE b", "UPDATE c", "UPDATE d"]);
+    await expectCapture(file);
+  });
+
   test("a table that stops qualifying is lost with the remedy, and comes back when it does again", async () => {
     await using file = await opened();
     await change(
