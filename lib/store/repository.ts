@@ -19,7 +19,14 @@ import type { Random } from "../base/random.ts";
 import { formatValue, readRowJson } from "../protocol/values.ts";
 import type { ListOrder } from "./newest-rows.ts";
 import { refusalOf } from "./refusal.ts";
-import { atIndex, type Binding, type RowInput, type RowReader } from "./row-input.ts";
+import {
+  atIndex,
+  type Binding,
+  type Doubt,
+  type RowInput,
+  type RowReader,
+  withoutDoubts,
+} from "./row-input.ts";
 import { RowStatements, type WriteStatement } from "./row-statements.ts";
 import type { SyncedTable } from "./schema.ts";
 import type { Tombstones } from "./tombstones.ts";
@@ -243,16 +250,30 @@ export class Repository {
     const statements = this.#for(table);
     const stored = statements.versionOf(id);
     if (stored === undefined) return noSuchRow();
+    const change = row.doubts ? this.#decided(table, id, row, row.doubts) : row;
+    if (change instanceof RequestError) return change;
     const version = Math.max(stored + 1, this.#freshVersion(table, id, transaction.nowMs));
     const refusal = this.#write(
       statements,
-      statements.update(row.shape),
-      [...row.values, version, id],
+      statements.update(change.shape),
+      [...change.values, version, id],
       1,
     );
     if (refusal) return refusal;
     this.#count(statements, 1, transaction);
     return this.read(table, id) ?? noSuchRow();
+  }
+
+  #decided(
+    table: SyncedTable,
+    id: string,
+    row: RowInput,
+    doubts: readonly Doubt[],
+  ): RowInput | RequestError {
+    const json = this.read(table, id);
+    return json === undefined
+      ? noSuchRow()
+      : withoutDoubts(row, doubts, new TextDecoder().decode(json));
   }
 
   /** The tombstone takes the row's version. */

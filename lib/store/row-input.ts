@@ -13,6 +13,8 @@
  *   no type     a number (1.0 stays REAL), a string, or a BLOB as `\x` + hex
  * A boolean is taken only by a column declared BOOLEAN, as 1 or 0. Arrays and objects are refused.
  *
+ * Other programs store other things: what a change gives as it was read stays as it is (Doubt).
+ *
  * `updated_at`, `created_at` (where it is INTEGER) and `node_id` (where it is TEXT) are made by the
  * server: given ones are ignored, so that a row that was read can be sent back whole.
  */
@@ -32,6 +34,22 @@ export interface RowInput {
   /** One character for each given column (see `readShape`): which statement takes the values. */
   readonly shape: string;
   readonly values: readonly Binding[];
+  /** Of a change: what has to be compared with the row first. They are in neither of the other two. */
+  readonly doubts?: readonly Doubt[];
+}
+
+/**
+ * A value that its column does not take, or takes as something else than what may be there: other
+ * programs store a text in an INTEGER column, a BLOB in a TEXT one. Sent back as it was read it stays.
+ */
+export interface Doubt {
+  readonly name: string;
+  /** As parseJson makes it. */
+  readonly given: unknown;
+  /** For the shape. */
+  readonly code: string;
+  /** What is stored where the row holds something else, or why that cannot be. */
+  readonly otherwise: Binding | RequestError;
 }
 
 /** How a column takes and shows its values through REST. */
@@ -158,10 +176,13 @@ export class RowReader {
 
   /** New values for some columns of the row `id`. */
   change(value: unknown, id: string): RowInput {
-    const input = this.#read(value, (given) => {
+    const doubts: Doubt[] = [];
+    const readId = (given: unknown) => {
       if (given !== id) throw wrong(this.#table.id.name, "an id cannot be changed");
       return id;
-    });
+    };
+    const input = this.#read(value, readId, doubts);
+    if (doubts.length > 0) return { ...input, doubts };
     if (input.shape === "")
       throw new RequestError(
         400,
@@ -170,7 +191,7 @@ export class RowReader {
     return input;
   }
 
-  #read(value: unknown, readId: (id: unknown) => string): RowInput {
+  #read(value: unknown, readId: (id: unknown) => string, doubts?: Doubt[]): RowInput {
     if (
       typeof value !== "object" ||
       value === null ||
@@ -196,11 +217,19 @@ export class RowReader {
         id = readId(given);
         continue;
       }
+      const doubt = doubts && doubtOf(column, given);
+      if (doubt) {
+        doubts.push(doubt);
+        continue;
+      }
       values.push(toBinding(column, given));
       shape +=
         column.kind === "any" && given instanceof RealNumber ? column.codeAsReal : column.code;
     }
-    if (otherSpelling) this.#refuseRepeats(shape);
+    if (otherSpelling) {
+      const doubted = doubts?.map((doubt) => doubt.code) ?? [];
+      this.#refuseRepeats(shape + doubted.join(""));
+    }
     return { id, shape, values };
   }
 
@@ -220,6 +249,54 @@ export class RowReader {
     );
     if (twice) throw wrong(twice.column.name, "this column is given twice");
   }
+}
+
+/** What cannot be decided without the row; undefined where the value is what it seems, or can be in no row. */
+function doubtOf(column: InputColumn, given: unknown): Doubt | undefined {
+  const isScalar = typeof given !== "object" || given instanceof RealNumber;
+  if (!isScalar || typeof given === "boolean") return undefined;
+  if (typeof given === "string" && !given.isWellFormed()) return undefined;
+  const otherwise = bindingOrRefusal(column, given);
+  // A text of these characters, a BLOB and a text that is not UTF-8 are read as the same string.
+  const mayBeBytes = typeof given === "string" && wireHex(given) !== undefined;
+  if (!mayBeBytes && !(otherwise instanceof RequestError)) return undefined;
+  return { name: column.name, given, code: column.code, otherwise };
+}
+
+function bindingOrRefusal(column: InputColumn, given: unknown): Binding | RequestError {
+  try {
+    return toBinding(column, given);
+  } catch (error) {
+    if (!(error instanceof RequestError)) throw error;
+    return error;
+  }
+}
+
+/**
+ * The change with its doubts decided by the row as answers have it: what is there already is left as it
+ * is, and is no part of the change.
+ */
+export function withoutDoubts(
+  row: RowInput,
+  doubts: readonly Doubt[],
+  storedJson: string,
+): RowInput | RequestError {
+  const stored = parseJson(storedJson) as Readonly<Record<string, unknown>>;
+  const values = [...row.values];
+  let { shape } = row;
+  for (const { name, given, code, otherwise } of doubts) {
+    if (isSame(stored[name], given)) continue;
+    if (otherwise instanceof RequestError) return otherwise;
+    values.push(otherwise);
+    shape += code;
+  }
+  return { id: row.id, shape, values };
+}
+
+function isSame(stored: unknown, given: unknown): boolean {
+  if (stored instanceof RealNumber && given instanceof RealNumber)
+    return Object.is(stored.value, given.value);
+  return stored === given;
 }
 
 /** Says which row of a batch was wrong. */
