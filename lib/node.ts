@@ -381,7 +381,7 @@ class Node implements RunningNode {
       }
       case "trigger":
         this.#warnings.set(
-          `trigger ${event.table}`,
+          `${TRIGGER_WARNING} ${event.table}`,
           `${event.table}: ${event.reason}; such changes are parked`,
         );
         return;
@@ -473,6 +473,13 @@ class Node implements RunningNode {
     return this.#tables.list;
   }
 
+  /** What a trigger left parked is no warning any more when nothing is. */
+  #currentWarnings(parked: number): string[] {
+    return [...this.#warnings]
+      .filter(([key]) => parked > 0 || !key.startsWith(TRIGGER_WARNING))
+      .map(([, text]) => text);
+  }
+
   #health(): HealthReport {
     const { config, version, clock } = this.#options;
     const store = this.#store!;
@@ -482,7 +489,7 @@ class Node implements RunningNode {
     return {
       ok: reasons.length === 0,
       reasons,
-      warnings: [...this.#warnings.values(), ...this.#mesh!.warnings()],
+      warnings: [...this.#currentWarnings(letters.parked), ...this.#mesh!.warnings()],
       nodeId: config.id,
       version,
       itemCount: this.#counter!.count(store.survey.synced.values()),
@@ -555,6 +562,8 @@ class Node implements RunningNode {
     return new Promise((resolve) => void this.#timers.after(delayMs, resolve));
   }
 }
+
+const TRIGGER_WARNING = "trigger";
 
 /** The key of the reason for it. Made anew, it may be spelt in another case. */
 function lostTable(name: string): string {

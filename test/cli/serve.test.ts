@@ -211,6 +211,34 @@ test.each([
   expect((await a.ended()).code).toBe(0);
 });
 
+test("a trigger that changed received rows is no warning any more once it is gone and they apply", async () => {
+  const cwd = folder();
+  writeFileSync(
+    join(cwd, "schema.sql"),
+    `CREATE TABLE items(id TEXT PRIMARY KEY, updated_at INTEGER);
+     CREATE TRIGGER never BEFORE INSERT ON items BEGIN SELECT RAISE(IGNORE); END;`,
+  );
+  const a = await node(cwd, "--schema", "schema.sql");
+  const warnings = async () => {
+    const health = await (await fetch(`${a.url}/health`)).json();
+    return (health as { warnings: string[] }).warnings;
+  };
+  const changes = [{ op: "INSERT", table: "items", row: { id: "r", updated_at: 1 }, old_id: null }];
+  await fetch(`${a.url}/sync`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ batch_id: 1, changes }),
+  });
+  expect(await warnings()).toEqual([expect.stringContaining("never")]);
+  using db = new Database(join(cwd, "a.db"));
+  db.run("PRAGMA busy_timeout = 5000");
+  db.run("DROP TRIGGER never");
+  while (db.query("SELECT 1 FROM items").get() === null) await Bun.sleep(10);
+  expect(await warnings()).toEqual([]);
+  a.kill("SIGTERM");
+  expect((await a.ended()).code).toBe(0);
+});
+
 test("a file of no bytes is a new one", async () => {
   const cwd = folder();
   writeFileSync(join(cwd, "a.db"), "");
