@@ -22,7 +22,7 @@ import {
 } from "./migrations.ts";
 import { readTables, type SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
-import { isWord, nameKey, quoteName, tokenize } from "./sql.ts";
+import { isWord, nameKey, quoteName, textOfHexSql, tokenize } from "./sql.ts";
 import { orAbort } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
 import { isOddSql } from "./versions.ts";
@@ -173,8 +173,7 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
   const t = quoteName(table.name);
   const version = quoteName(table.version.name);
   const id = quoteName(table.id.name);
-  // By the bytes of the id: one that is not UTF-8 would not come back as the same text.
-  const after = "CAST(unhex(?1) AS TEXT)";
+  const after = textOfHexSql("?1");
   const find = db.prepare<{ last: string | null; rows: number }, [string]>(
     `SELECT hex(max(${id})) AS last, count(*) AS rows FROM (
        SELECT ${id} FROM ${t} WHERE ${id} > ${after} AND typeof(${id}) = 'text' AND ${version} IS NULL
@@ -190,7 +189,7 @@ export function zeroNullStamps(db: Database, table: SyncedTable): number {
       count += db
         .query(
           `UPDATE ${orAbort(table)} ${t} SET ${version} = 0
-           WHERE ${id} > ${after} AND ${id} <= CAST(unhex(?2) AS TEXT) AND ${version} IS NULL`,
+           WHERE ${id} > ${after} AND ${id} <= ${textOfHexSql("?2")} AND ${version} IS NULL`,
         )
         .run(from, last).changes;
       db.run("UPDATE _meta SET value = 0 WHERE key = 'syncing'");

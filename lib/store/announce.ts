@@ -13,7 +13,7 @@ import { isZeroed, markZeroed } from "./adopt.ts";
 import { dropSetting, setSetting, setting } from "./migrations.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isRefusal } from "./settle-rows.ts";
-import { quoteName } from "./sql.ts";
+import { quoteName, textOfHexSql } from "./sql.ts";
 import { loggedRowOf, orAbort } from "./table-writer.ts";
 import { isOddSql } from "./versions.ts";
 
@@ -61,7 +61,7 @@ export class Announcer {
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data)
          SELECT 'UPDATE', ?3, ${id}, ${loggedRowOf(table)} FROM ${t} AS t
-         WHERE ${id} > ${idSql("?1")} AND ${id} <= ${idSql("?2")} AND typeof(${id}) = 'text' ORDER BY ${id}`,
+         WHERE ${id} > ${textOfHexSql("?1")} AND ${id} <= ${textOfHexSql("?2")} AND typeof(${id}) = 'text' ORDER BY ${id}`,
       )
       .run(next.value, last, table.name);
     this.#db.query("UPDATE _meta SET value = 0 WHERE key = 'syncing'").run();
@@ -76,7 +76,7 @@ export class Announcer {
       .query<{ id: string | null }, [string]>(
         `SELECT CASE WHEN count(*) > 0 THEN hex(max(${id})) END AS id FROM (
            SELECT ${id} FROM ${quoteName(table.name)}
-           WHERE ${id} > ${idSql("?")} AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ${SLICE_ROWS})`,
+           WHERE ${id} > ${textOfHexSql("?")} AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ${SLICE_ROWS})`,
       )
       .get(after)!.id;
   }
@@ -96,7 +96,7 @@ export class Announcer {
         .query(
           `UPDATE ${orAbort(table)} ${quoteName(table.name)} AS t
            SET ${version} = CASE ${zero}WHEN 1 THEN max(:now, coalesce(${tombstone} + 1, 0)) END
-           WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
+           WHERE ${id} > ${textOfHexSql(":after")} AND ${id} <= ${textOfHexSql(":last")} AND typeof(${id}) = 'text'
              AND (${isOddSql(`t.${version}`)} OR t.${version} > :now + ${VERSION_AHEAD_MS_MAX}
                OR t.${version} <= ${tombstone})`,
         )
@@ -116,14 +116,9 @@ export class Announcer {
     this.#db
       .query(
         `UPDATE ${orAbort(table)} ${quoteName(table.name)} SET ${version} = ${version} + 1
-         WHERE ${id} > ${idSql(":after")} AND ${id} <= ${idSql(":last")} AND typeof(${id}) = 'text'
+         WHERE ${id} > ${textOfHexSql(":after")} AND ${id} <= ${textOfHexSql(":last")} AND typeof(${id}) = 'text'
            AND typeof(${version}) = 'integer' AND ${version} <= :ahead`,
       )
       .run({ after, last, ahead: nowMs + VERSION_AHEAD_MS_MAX });
   }
-}
-
-/** An id from its bytes: one that is not UTF-8 would not come back as the same text. */
-function idSql(hex: string): string {
-  return `CAST(unhex(${hex}) AS TEXT)`;
 }

@@ -16,12 +16,13 @@
  *   F5  no transaction does more than a small part of a slice: writes wait for it.
  */
 import type { Database } from "bun:sqlite";
+import { isUtf8 } from "node:buffer";
 import type { Value } from "../protocol/values.ts";
 import type { ColumnNotes } from "./column-notes.ts";
 import { setSetting, setting } from "./migrations.ts";
 import { rowsByVersion } from "./noted-row.ts";
 import type { SyncedTable } from "./schema.ts";
-import { quoteName, quoteText } from "./sql.ts";
+import { quoteName, quoteText, textOfHexSql } from "./sql.ts";
 import { loggedRowOf, type TableWriter } from "./table-writer.ts";
 
 /** Where the filling of one peer stands, as it is kept in `_peer_state.fill`. */
@@ -30,8 +31,8 @@ interface Fill {
   readonly phase: "rows" | "tombstones" | "sent";
   /** Key of the table whose rows come next; those before it in order are done. */
   readonly table: string;
-  /** Id after which it goes on. */
-  readonly after: string;
+  /** Id after which it goes on, as hex: see textOfHexSql. */
+  readonly afterHex: string;
   /** Newest entry of the slice before the last one, and of the last one. */
   readonly before: number;
   readonly through: number;
@@ -42,6 +43,9 @@ interface Fill {
   readonly dropped: number;
   readonly entries: number;
 }
+
+/** A place in the rows, or the tombstones, of all tables. */
+type Cursor = Pick<Fill, "table" | "afterHex">;
 
 /** One peer being filled, for /health and the log. */
 export interface FillProgress {
@@ -104,7 +108,7 @@ export class Filler {
       reason,
       phase: "rows",
       table: "",
-      after: "",
+      afterHex: "",
       before: 0,
       through: 0,
       sliceEntries: 0,
@@ -210,7 +214,7 @@ export class Filler {
   }
 
   #makePart(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
-    let { phase, table, after } = fill;
+    let { phase, table, afterHex } = fill;
     let entries = 0;
     let bytes = 0;
     let stepRows = Math.min(FIRST_STEP_ROWS, this.#partRows);
@@ -219,8 +223,8 @@ export class Filler {
       const newestBefore = this.#newest();
       const last =
         phase === "tombstones"
-          ? this.#logTombstones(url, table, after, stepRows, tables)
-          : current && this.#logRows(url, current, current.key === table ? after : "", stepRows);
+          ? this.#logTombstones(url, table, afterHex, stepRows, tables)
+          : current && this.#logRows(url, current, current.key === table ? afterHex : "", stepRows);
       const made = this.#sizeSince(newestBefore);
       entries += made.entries;
       bytes += made.bytes;
@@ -228,23 +232,23 @@ export class Filler {
         const fitting = Math.floor((PART_BYTES - bytes) / (made.bytes / made.entries));
         stepRows = Math.max(1, Math.min(this.#partRows - entries, fitting));
       }
-      if (last !== undefined) ({ table, after } = last);
+      if (last !== undefined) ({ table, afterHex } = last);
       else if (phase === "tombstones") phase = "sent";
       else if (current === undefined) {
         phase = "tombstones";
         table = "";
-        after = "";
+        afterHex = "";
       } else {
         // This table is done: its key with a cursor that nothing follows.
         table = `${current.key}\u0000`;
-        after = "";
+        afterHex = "";
       }
     }
     return {
       ...fill,
       phase,
       table,
-      after,
+      afterHex,
       // The newest of all may be another peer's, which this one never acknowledges.
       through: entries > 0 ? this.#newest() : fill.through,
       sliceEntries: (fill.sliceEntries ?? 0) + entries,
@@ -253,34 +257,32 @@ export class Filler {
     };
   }
 
-  /** Logs up to `rows` rows after `after`; the cursor behind them, or undefined at the end. */
-  #logRows(
-    url: string,
-    table: SyncedTable,
-    after: string,
-    rows: number,
-  ): { table: string; after: string } | undefined {
+  /** Logs up to `rows` rows after that id; the cursor behind them, or undefined at the end. */
+  #logRows(url: string, table: SyncedTable, afterHex: string, rows: number): Cursor | undefined {
     const t = quoteName(table.name);
     const id = quoteName(table.id.name);
     const ids = this.#db
-      .query<{ id: string }, [string, number]>(
-        `SELECT ${id} AS id FROM ${t} WHERE ${id} > ? AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ?`,
+      .query<{ hex: string }, [string, number]>(
+        `SELECT hex(${id}) AS hex FROM ${t}
+         WHERE ${id} > ${textOfHexSql("?")} AND typeof(${id}) = 'text' ORDER BY ${id} LIMIT ?`,
       )
-      .all(after, rows);
-    const last = ids.at(-1)?.id;
+      .all(afterHex, rows);
+    const last = ids.at(-1)?.hex;
     if (last === undefined) return undefined;
     const noted = this.#options.columnNotes.isEmpty
       ? []
-      : ids.map((row) => row.id).filter((rowId) => this.#logNoted(url, table, rowId));
+      : ids
+          .flatMap(({ hex }) => textOf(hex) ?? [])
+          .filter((each) => this.#logNoted(url, table, each));
     this.#db
       .query(
         `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
          SELECT 'INSERT', ${quoteText(table.name)}, t.${id}, ${loggedRowOf(table)}, ?3 FROM ${t} AS t
-         WHERE t.${id} > ?1 AND t.${id} <= ?2 AND typeof(t.${id}) = 'text'
+         WHERE t.${id} > ${textOfHexSql("?1")} AND t.${id} <= ${textOfHexSql("?2")} AND typeof(t.${id}) = 'text'
            AND t.${id} NOT IN (SELECT value FROM json_each(?4)) ORDER BY t.${id}`,
       )
-      .run(after, last, url, JSON.stringify(noted));
-    return { table: table.key, after: last };
+      .run(afterHex, last, url, JSON.stringify(noted));
+    return { table: table.key, afterHex: last };
   }
 
   /**
@@ -316,30 +318,27 @@ export class Filler {
   #logTombstones(
     url: string,
     table: string,
-    after: string,
+    afterHex: string,
     rows: number,
     tables: ReadonlyMap<string, SyncedTable>,
-  ): { table: string; after: string } | undefined {
+  ): Cursor | undefined {
     const found = this.#db
-      .query<{ tbl: string; id: string; version: number }, [string, string, number]>(
-        `SELECT tbl, id, version FROM _hooksync_tombstones WHERE (tbl, id) > (?, ?) ORDER BY tbl, id LIMIT ?`,
+      .query<{ tbl: string; hex: string; version: number }, [string, string, number]>(
+        `SELECT tbl, hex(id) AS hex, version FROM _hooksync_tombstones
+         WHERE (tbl, id) > (?, ${textOfHexSql("?")}) ORDER BY tbl, id LIMIT ?`,
       )
-      .all(table, after, rows);
+      .all(table, afterHex, rows);
     const insert = this.#db.query(
-      "INSERT INTO _changes(op, table_name, row_id, row_data, only_for) VALUES ('DELETE', ?, ?, ?, ?)",
+      `INSERT INTO _changes(op, table_name, row_id, row_data, only_for)
+       SELECT 'DELETE', ?1, id, json_object(?3, id, ?4, ?5), ?6 FROM (SELECT ${textOfHexSql("?2")} AS id)`,
     );
-    for (const { tbl, id, version } of found) {
+    for (const { tbl, hex, version } of found) {
       const synced = tables.get(tbl);
       if (!synced) continue;
-      insert.run(
-        synced.name,
-        id,
-        JSON.stringify({ [synced.id.name]: id, [synced.version.name]: version }),
-        url,
-      );
+      insert.run(synced.name, hex, synced.id.name, synced.version.name, version, url);
     }
     const last = found.at(-1);
-    return last && { table: last.tbl, after: last.id };
+    return last && { table: last.tbl, afterHex: last.hex };
   }
 
   #sizeSince(changeId: number): { entries: number; bytes: number } {
@@ -363,7 +362,7 @@ export class Filler {
         "SELECT peer_url AS url, coalesce(last_acked, 0) AS watermark, fill FROM _peer_state WHERE fill IS NOT NULL",
       )
       .all()
-      .map((row) => ({ ...row, fill: JSON.parse(row.fill) as Fill }));
+      .map((row) => ({ ...row, fill: readFill(row.fill) }));
   }
 
   #write(url: string, fill: Fill): void {
@@ -371,6 +370,19 @@ export class Filler {
       .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
       .run(JSON.stringify(fill), url);
   }
+}
+
+/** An earlier version kept the id itself. */
+function readFill(json: string): Fill {
+  const kept = JSON.parse(json) as Omit<Fill, "afterHex"> & { after?: string; afterHex?: string };
+  const { after = "", ...fill } = kept;
+  return { ...fill, afterHex: fill.afterHex ?? Buffer.from(after).toHex() };
+}
+
+/** Undefined where it is not UTF-8: no change that was received is of such a row. */
+function textOf(hex: string): string | undefined {
+  const bytes = Buffer.from(hex, "hex");
+  return isUtf8(bytes) ? bytes.toString() : undefined;
 }
 
 function nextSlice(fill: Fill): Fill {

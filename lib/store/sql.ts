@@ -15,6 +15,11 @@ export {
   unquoteText,
 } from "../base/sql-text.ts";
 
+/** A text from its bytes in hex: one that is not UTF-8 would not come back from a string as the same text. */
+export function textOfHexSql(hex: string): string {
+  return `CAST(unhex(${hex}) AS TEXT)`;
+}
+
 /** Whether a CREATE TABLE says of any of its constraints what a conflict does (ON CONFLICT REPLACE). */
 export function statesConflictClause(tableSql: string): boolean {
   const tokens = tokenize(tableSql);

@@ -71,6 +71,47 @@ test("a stamp that no node takes is sent as version 0", async () => {
   ]);
 });
 
+test("ids that are not UTF-8, of rows and of deletes, neither stop it nor stand for others", async () => {
+  await using file = await opened();
+  const odd = ["x'61ff'", "x'61fe62'", "x'ff'", "x'6100'", "x'efbfbd'"].map(
+    (bytes) => `(CAST(${bytes} AS TEXT), 1, ${T})`,
+  );
+  const gone = ["x'62ff'", "x'fe'"].map((bytes) => `(CAST(${bytes} AS TEXT), 1, ${T})`);
+  file.write(`INSERT INTO notes VALUES ${[...odd, ...gone].join()}`);
+  await file.settle();
+  file.write("DELETE FROM notes WHERE hex(id) IN ('62FF', 'FE')");
+  await file.settle();
+  const through = file.store.settledThrough;
+  await file.store.recordMoves([A, B].map((peer) => ({ peer, through })));
+  await file.store.fill(B, "asked for");
+  for (let step = 0; step < 3; step++) await file.runDue();
+  const sent = file.rows<{ op: string; id: string; row: string }>(
+    `SELECT op, hex(row_id) AS id, hex(json_extract(row_data, '$.id')) AS row FROM _changes
+     WHERE only_for = ? ORDER BY change_id`,
+    B,
+  );
+  expect(sent.map(({ op, id }) => `${op} ${id}`)).toEqual([
+    ...["6100", "61FE62", "61FF", "6F6C64", "EFBFBD", "FF"].map((id) => `INSERT ${id}`),
+    ...["62FF", "FE"].map((id) => `DELETE ${id}`),
+  ]);
+  expect(sent.map(({ row }) => row)).toEqual(sent.map(({ id }) => id));
+});
+
+test("a fill that an earlier version began goes on where it was", async () => {
+  await using file = await opened();
+  file.write(`INSERT INTO notes VALUES('é', 1, ${T}), ('z', 1, ${T})`);
+  await file.settle();
+  const fill = { reason: "asked for", phase: "rows", table: "notes", after: "z" };
+  const rest = { before: 0, through: 0, dropped: 0, entries: 3 };
+  file.store.db
+    .query("UPDATE _peer_state SET fill = ? WHERE peer_url = ?")
+    .run(JSON.stringify({ ...fill, ...rest }), B);
+  await file.close();
+  open(file);
+  await file.runDue();
+  expect(file.rows("SELECT row_id FROM _changes WHERE only_for = ?", B)).toEqual([{ row_id: "é" }]);
+});
+
 test("what everybody has leaves the log with the last of a fill, also while the node is busy", async () => {
   await using file = await opened();
   const more = Array.from({ length: 700 }, (_, n) => `('more${n}', 0, ${T})`).join(", ");
