@@ -15,6 +15,8 @@ import { clashingIds, compareRivals, type Rival } from "./unique-clash.ts";
 
 /** How long a change that clashes on another unique key waits for the other to move. */
 const UNIQUE_WAIT_MS = 60_000;
+const OUTSIDER_REASON =
+  "a row that stays out of syncing, since its id is no text, has the same value of a unique key";
 /** Rows that trade places on a unique key in one go; a chain this long is nobody's transaction. */
 const TRADE_ROWS_MAX = 100;
 
@@ -142,6 +144,7 @@ export class Retrier {
       if (stored !== undefined && stored !== "odd" && stored >= read.version) return undefined;
       ring.set(read.id, { parked, read });
       for (const id of clashingIds(db, read, writer.content(read.id))) {
+        if (id === undefined) return undefined;
         if (ring.has(id)) continue;
         const other = deadLetters.waitingOf(parked.table!, id);
         if (other === undefined) return undefined;
@@ -185,10 +188,13 @@ export class Retrier {
     const { db, deadLetters, tombstones, log, columnNotes, healing, writerFor } = this.#parts;
     const { table } = read;
     const writer = writerFor(table);
-    const rivals = clashingIds(db, read, writer.content(read.id)).map((id): Rival => {
+    const rivals: Rival[] = [];
+    for (const id of clashingIds(db, read, writer.content(read.id))) {
+      // Nobody else can have that row: no decision of theirs would be this one.
+      if (id === undefined) return { code: "constraint", reason: OUTSIDER_REASON };
       const stamp = writer.stamp(id)!;
-      return { id, content: writer.content(id)!, version: stamp === "odd" ? 0 : stamp };
-    });
+      rivals.push({ id, content: writer.content(id)!, version: stamp === "odd" ? 0 : stamp });
+    }
     const own: Rival = {
       id: read.id,
       content: writer.afterAffinity(read.cells),

@@ -3,6 +3,7 @@
  * which of two is the lower (DESIGN.md, "UNIQUE").
  */
 import type { Database, SQLQueryBindings } from "bun:sqlite";
+import { isUtf8 } from "node:buffer";
 import type { Value } from "../protocol/values.ts";
 import { compareContent } from "../protocol/winner.ts";
 import type { Upsert } from "./read-change.ts";
@@ -18,14 +19,18 @@ export interface Rival {
   readonly content: ReadonlyMap<string, Value>;
 }
 
-/** Ids of stored rows that stand in the way of this change; `stored` is its own row as it is now. */
+/**
+ * Ids of stored rows that stand in the way of this change; `stored` is its own row as it is now. Undefined
+ * for a row that only this node can have: its id is NULL, empty, a BLOB or not UTF-8.
+ */
 export function clashingIds(
   db: Database,
   read: Upsert,
   stored: ReadonlyMap<string, Value> | undefined,
-): string[] {
+): (string | undefined)[] {
   const { table } = read;
-  const ids = new Set<string>();
+  const id = quoteName(table.id.name);
+  const ids = new Set<string | undefined>();
   const merged = new Map([...(stored ?? new Map<string, Value>()), ...read.cells]);
   for (const key of table.uniqueKeys) {
     const { sql, columns } = freshRow(table, key, (column) => merged.get(column.key) ?? NULL);
@@ -34,17 +39,25 @@ export function clashingIds(
       (term) => `(${term.sql}) = ${fresh(term.sql)} COLLATE ${quoteName(term.collation)}`,
     );
     if (key.where !== undefined) clashes.push(`(${key.where})`, fresh(key.where));
-    const select = db.prepare<{ id: string }, SQLQueryBindings[]>(
+    // As bytes: see textOfHexSql.
+    const select = db.prepare<{ id: Uint8Array | null }, SQLQueryBindings[]>(
       `WITH _hooksync_fresh AS MATERIALIZED (${sql})
-       SELECT ${quoteName(table.id.name)} AS id FROM ${quoteName(table.name)}
+       SELECT CASE typeof(${id}) WHEN 'text' THEN CAST(${id} AS BLOB) END AS id FROM ${quoteName(table.name)}
        WHERE ${clashes.join(" AND ")}`,
     );
     for (const row of select.all(...columns.map(bindingOf))) {
-      if (row.id !== read.id) ids.add(row.id);
+      const other = idOf(row.id);
+      if (other !== read.id) ids.add(other);
     }
     select.finalize();
   }
   return [...ids];
+}
+
+function idOf(bytes: Uint8Array | null): string | undefined {
+  return bytes === null || bytes.length === 0 || !isUtf8(bytes)
+    ? undefined
+    : Buffer.from(bytes).toString();
 }
 
 /**

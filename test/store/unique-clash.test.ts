@@ -259,6 +259,27 @@ describe("after a minute the lower one goes", () => {
   });
 });
 
+test.each(["NULL", "x'6f'", "CAST(x'6fff' AS TEXT)", "''"])(
+  "against a row with the id %s nothing is decided, and other batches go on",
+  async (id) => {
+    const node = new TestNode({ schema: SCHEMA });
+    await node.write(`INSERT INTO t VALUES(${id}, 'e', 1, ${T})`);
+    expect(await node.sync([row("a", "e", T + 5)])).toBe(0);
+    await waitAMinute(node);
+    expect(await node.sync([row("b", "f")])).toBe(1);
+    expect(node.parked()).toMatchObject([{ row_id: "a", code: "constraint" }]);
+    expect(node.parked()[0]!.reason).toContain("stays out of syncing");
+    expect(node.count("SELECT count(*) AS n FROM t WHERE email = 'e'")).toBe(1);
+    expect(node.row("a", "t")).toBeNull();
+    await node.write("DELETE FROM t WHERE email = 'e'");
+    node.time.pass(25 * 3_600_000);
+    await node.tick();
+    expect(owners(node)).toEqual(["a=e", "b=f"]);
+    expect(node.parked()).toEqual([]);
+    await node.close();
+  },
+);
+
 describe("keys of every kind", () => {
   test.each([
     ["a collation", "email TEXT COLLATE NOCASE UNIQUE", "", "X", "x", true],
