@@ -10,7 +10,7 @@ import type { Clock } from "../base/clock.ts";
 import { isStaleSchema } from "../base/errors.ts";
 import { rowidName } from "./newest-rows.ts";
 import type { SyncedTable } from "./schema.ts";
-import { quoteName } from "./sql.ts";
+import { quoteName, textOfHexSql } from "./sql.ts";
 
 /** Tables whose rowids span no more are counted exactly every time: about a millisecond. */
 const SMALL_SPAN_MAX = 200_000;
@@ -29,7 +29,7 @@ interface Count {
   /** The last count that came to an end, with the newest rowid there was then. */
   known?: { readonly rows: number; readonly newest: number | undefined; readonly atMs: number };
   /** How far a count has come that is under way. */
-  underWay?: { readonly afterId: string; readonly rows: number } | undefined;
+  underWay?: { readonly afterHex: string; readonly rows: number } | undefined;
 }
 
 /** Numbers live in memory alone: after a restart large tables are counted again. */
@@ -84,18 +84,18 @@ export class ItemCounter {
 
   #step(table: SyncedTable, count: Count): void {
     const [t, id] = [quoteName(table.name), quoteName(table.id.name)];
-    const { afterId = null, rows = 0 } = count.underWay ?? {};
-    const where = afterId === null ? "" : `WHERE ${id} > ?1`;
+    const { afterHex = null, rows = 0 } = count.underWay ?? {};
+    const where = afterHex === null ? "" : `WHERE ${id} > ${textOfHexSql("?1")}`;
     const step = this.#db
-      .query<{ rows: number; last: string | Uint8Array | null }, [string | null]>(
-        `SELECT count(*) AS rows, max(id) AS last
+      .query<{ rows: number; last: string | null }, [string | null]>(
+        `SELECT count(*) AS rows, CASE typeof(max(id)) WHEN 'text' THEN hex(max(id)) END AS last
          FROM (SELECT ${id} AS id FROM ${t} ${where} ORDER BY ${id} LIMIT ${STEP_ROWS})`,
       )
-      .get(afterId)!;
+      .get(afterHex)!;
     const counted = rows + step.rows;
     // Ids that are no texts stay out of syncing, and are few.
-    if (step.rows === STEP_ROWS && typeof step.last === "string") {
-      count.underWay = { afterId: step.last, rows: counted };
+    if (step.rows === STEP_ROWS && step.last !== null) {
+      count.underWay = { afterHex: step.last, rows: counted };
       return;
     }
     count.underWay = undefined;

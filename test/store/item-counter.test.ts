@@ -108,3 +108,12 @@ test("a table without rowids is counted in steps, a small one at once", () => {
   large.finish();
   expect(large.count()).toBe(LARGE);
 });
+
+test("ids that are not UTF-8 are counted once, however many there are", () => {
+  const { alter, count, finish } = open(2, "WITHOUT ROWID");
+  alter(`WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${LARGE})
+    INSERT INTO items SELECT CAST(x'ff' || printf('%010d', i) AS TEXT), 1 FROM n`);
+  count();
+  finish();
+  expect(count()).toBe(LARGE + 2);
+});
