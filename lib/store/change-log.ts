@@ -3,6 +3,7 @@
  * still on its way. Also what a received delete must know: whether the log still holds an entry of its row.
  */
 import type { Database } from "bun:sqlite";
+import { isUtf8 } from "node:buffer";
 import type { JsonValue } from "../protocol/batch.ts";
 import { hashChange } from "../protocol/identity.ts";
 import type { SyncedTable } from "./schema.ts";
@@ -81,13 +82,14 @@ export class ChangeLog {
   /** The hash of the change with this id, as a receiver's mark has it; undefined where it is gone. */
   hashOf(changeId: number): string | undefined {
     const entry = this.#db
-      .query<{ op: string; tbl: string; id: string; version: JsonValue }, [number]>(
-        `SELECT op, table_name AS tbl, row_id AS id,
+      .query<{ op: string; tbl: string; id: Uint8Array | null; version: JsonValue }, [number]>(
+        `SELECT op, table_name AS tbl, CAST(row_id AS BLOB) AS id,
            (SELECT atom FROM json_each(row_data) WHERE lower(key) = 'updated_at') AS version
          FROM _changes WHERE change_id = ? AND only_for IS NULL`,
       )
       .get(changeId);
-    return entry === null ? undefined : hashChange(entry.op, entry.tbl, entry.id, entry.version);
+    if (entry === null) return undefined;
+    return hashChange(entry.op, entry.tbl, entry.id && asSent(entry.id), entry.version);
   }
 
   /** The newest entry up to here that is not for one peer alone. */
@@ -179,4 +181,9 @@ export class ChangeLog {
     this.#db.query("DELETE FROM temp._hooksync_logged WHERE change_id < ?").run(oldest);
     this.#mirroredFrom = oldest;
   }
+}
+
+/** An id that is not UTF-8 travels as the hex of its bytes. */
+function asSent(id: Uint8Array): string {
+  return isUtf8(id) ? Buffer.from(id).toString() : `\\x${id.toHex()}`;
 }

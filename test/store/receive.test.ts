@@ -420,3 +420,22 @@ test("received changes and other programs' writes are work, for a second, and ho
   expect(await works(() => node.app.run("UPDATE items SET name = 'b'"))).toEqual([true, false]);
   await node.close();
 });
+
+test.each([
+  ["a row whose id is not UTF-8", "INSERT INTO items(id) VALUES(CAST(x'61ff' AS TEXT))"],
+  ["the delete of one", "DELETE FROM items WHERE id = CAST(x'ff62' AS TEXT)"],
+  ["a row whose id begins with a byte order mark", "INSERT INTO items(id) VALUES(char(65279))"],
+  ["the delete of one, with a NUL in it", "DELETE FROM items WHERE id = char(65279, 0)"],
+])("the mark of a batch that ends with %s is the sender's", async (_, sql) => {
+  const sender = new TestNode();
+  const node = new TestNode();
+  await sender.write("INSERT INTO items(id) VALUES(CAST(x'ff62' AS TEXT)), (char(65279, 0))");
+  const after = sender.store.settledThrough;
+  await sender.write(sql);
+  const { body, through } = sender.batchAfter(after)!;
+  await node.post(body);
+  const hash = sender.store.log.hashOf(through)!;
+  expect(node.store.peers.mark(OURS.db)).toEqual({ batchId: through, hash });
+  await sender.close();
+  await node.close();
+});
