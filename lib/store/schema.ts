@@ -4,6 +4,7 @@
  */
 import type { Database } from "bun:sqlite";
 import { isCdcName } from "./cdc-names.ts";
+import { isGuarded } from "./guard.ts";
 import type { JsonColumn } from "./row-json.ts";
 import {
   isWord,
@@ -14,7 +15,6 @@ import {
   type Token,
   tablesWrittenBy,
   tokenize,
-  triggerParts,
 } from "./sql.ts";
 
 /** SQLite's five (sqlite.org/datatype3.html, 3.1): what it makes of a value that is stored. */
@@ -378,14 +378,6 @@ export function readUserTriggers(db: Database, table: string): UserTrigger[] {
       guarded: isGuarded(trigger.sql),
       writes: tablesWrittenBy(trigger.sql),
     }));
-}
-
-/** Whether the trigger stays quiet while received rows are applied. */
-function isGuarded(sql: string): boolean {
-  const { tokens, when, begin } = triggerParts(sql);
-  if (when === undefined) return false;
-  const condition = tokens.slice(when, begin).map((token) => nameKey(token.value));
-  return condition.includes("_meta") && condition.some((word) => word.includes("syncing"));
 }
 
 /** Whether any table of the file has foreign keys: only then enforcement has to be switched. */

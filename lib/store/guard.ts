@@ -1,0 +1,74 @@
+/**
+ * Whether a trigger of the application does nothing while received rows are applied, as its WHEN says
+ * (DESIGN.md, "Capture triggers"). That the flag is mentioned there is not enough: `guard AND a OR b` is
+ * no guard. What the parts of the condition come to with the flag up, SQLite itself is asked.
+ */
+import { Database } from "bun:sqlite";
+import { isWord, nameKey, sourceOf, type Token, triggerParts } from "./sql.ts";
+
+/** False where it cannot be told: then the table does not qualify, and the remedy says what can. */
+export function isGuarded(triggerSql: string): boolean {
+  const { tokens, when, begin } = triggerParts(triggerSql);
+  if (when === undefined) return false;
+  const condition = tokens.slice(when + 1, begin);
+  return mentionsFlag(condition) && isQuiet(triggerSql, condition);
+}
+
+function mentionsFlag(condition: readonly Token[]): boolean {
+  const words = condition.map((token) => nameKey(token.value));
+  return words.includes("_meta") && words.some((word) => word.includes("syncing"));
+}
+
+/** Whether it is false, whatever the row is: of an OR all parts must be, of an AND one. */
+function isQuiet(sql: string, condition: readonly Token[]): boolean {
+  const choices = partsAt("OR", condition);
+  if (choices.length > 1) return choices.every((part) => isQuiet(sql, part));
+  const terms = partsAt("AND", condition);
+  if (terms.length > 1) return terms.some((part) => isQuiet(sql, part));
+  const inner = withoutParentheses(condition);
+  return inner ? isQuiet(sql, inner) : isFalseWhileApplying(sourceOf(sql, condition));
+}
+
+/** Both bind loosest of all; the AND of a BETWEEN, and what stands in a CASE, is no such word. */
+function partsAt(word: "AND" | "OR", condition: readonly Token[]): Token[][] {
+  const parts: Token[][] = [[]];
+  let depth = 0;
+  let betweens = 0;
+  for (const token of condition) {
+    if (token.value === "(" || isWord(token, "CASE")) depth++;
+    if (token.value === ")" || isWord(token, "END")) depth--;
+    if (depth === 0 && isWord(token, "BETWEEN")) betweens++;
+    const isOfBetween = depth === 0 && isWord(token, "AND") && betweens > 0;
+    if (isOfBetween) betweens--;
+    if (depth === 0 && isWord(token, word) && !isOfBetween) parts.push([]);
+    else parts.at(-1)!.push(token);
+  }
+  return parts;
+}
+
+/** What is within the parentheses that it stands in as a whole, where it stands in such, and is no query. */
+function withoutParentheses(condition: readonly Token[]): readonly Token[] | undefined {
+  const [first, second] = condition;
+  const isQuery = ["SELECT", "WITH", "VALUES"].some((word) => isWord(second, word));
+  if (first?.value !== "(" || isQuery) return undefined;
+  let depth = 0;
+  const end = condition.findIndex((token) => {
+    if (token.value === "(") depth++;
+    return token.value === ")" && --depth === 0;
+  });
+  return end === condition.length - 1 ? condition.slice(1, -1) : undefined;
+}
+
+/** What depends on the row, or on anything else in the file, cannot be told without it. */
+function isFalseWhileApplying(expression: string): boolean {
+  using db = new Database(":memory:");
+  db.run("CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER)");
+  db.run("INSERT INTO _meta VALUES('syncing', 1)");
+  try {
+    return (
+      db.query<{ fires: number }, []>(`SELECT (${expression}) IS TRUE AS fires`).get()?.fires === 0
+    );
+  } catch {
+    return false;
+  }
+}
