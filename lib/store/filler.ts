@@ -31,8 +31,8 @@ interface Fill {
   readonly phase: "rows" | "tombstones" | "sent";
   /** Key of the table whose rows come next; those before it in order are done. */
   readonly table: string;
-  /** Id after which it goes on, as hex: see textOfHexSql. */
-  readonly afterHex: string;
+  /** Id after which it goes on, as hex: see textOfHexSql. A file of an earlier version begins its table anew. */
+  readonly afterHex?: string;
   /** Newest entry of the slice before the last one, and of the last one. */
   readonly before: number;
   readonly through: number;
@@ -45,7 +45,7 @@ interface Fill {
 }
 
 /** A place in the rows, or the tombstones, of all tables. */
-type Cursor = Pick<Fill, "table" | "afterHex">;
+type Cursor = Required<Pick<Fill, "table" | "afterHex">>;
 
 /** One peer being filled, for /health and the log. */
 export interface FillProgress {
@@ -214,7 +214,7 @@ export class Filler {
   }
 
   #makePart(url: string, fill: Fill, tables: ReadonlyMap<string, SyncedTable>): Fill {
-    let { phase, table, afterHex } = fill;
+    let { phase, table, afterHex = "" } = fill;
     let entries = 0;
     let bytes = 0;
     let stepRows = Math.min(FIRST_STEP_ROWS, this.#partRows);
