@@ -8,12 +8,14 @@ import {
   closeSync,
   constants,
   existsSync,
+  lstatSync,
   openSync,
+  readlinkSync,
   readSync,
   realpathSync,
   statSync,
 } from "node:fs";
-import { basename, dirname, join } from "node:path";
+import { basename, dirname, join, resolve } from "node:path";
 import { HookSyncError, isBusy, sqliteCode } from "../base/errors.ts";
 
 /** Held while a node uses a file; free again when the process ends, however it ends. */
@@ -27,6 +29,8 @@ const BUSY_TIMEOUT_MS = 5;
 const OPENING_BUSY_TIMEOUT_MS = 5_000;
 /** 8 MiB: holds the inner pages of some million rows; SQLite's default of 2 MB does not. */
 const CACHE_KIB = 8_192;
+/** As many as Linux follows. */
+const LINKS_MAX = 40;
 
 // `query` keeps statements by their text; the default of 20 would prepare most of ours every time.
 Database.MAX_QUERY_CACHE_SIZE = 1_000;
@@ -35,26 +39,12 @@ Database.MAX_QUERY_CACHE_SIZE = 1_000;
 export function resolvePath(path: string): string {
   if (existsSync(path)) {
     const real = realpathSync(path);
-    if (statSync(real).isDirectory()) {
-      throw new HookSyncError(
-        "file-not-a-database",
-        `${path} is a folder`,
-        "Give the path of a file.",
-      );
-    }
+    refuseOtherKinds(path, real);
     refuseOtherFormats(real);
     refuseReadOnly(real);
     return real;
   }
-  const folder = dirname(path);
-  if (!existsSync(folder)) {
-    throw new HookSyncError(
-      "file-missing-folder",
-      `the folder of ${path} does not exist`,
-      `Make it first: mkdir -p ${folder}`,
-    );
-  }
-  const real = join(realpathSync(folder), basename(path));
+  const real = placeOf(path);
   try {
     accessSync(dirname(real), constants.W_OK);
   } catch {
@@ -65,6 +55,42 @@ export function resolvePath(path: string): string {
     );
   }
   return real;
+}
+
+/** Only files: opening a pipe waits for whoever writes into it, and nothing would end that. */
+export function refuseOtherKinds(path: string, real: string): void {
+  const kind = statSync(real);
+  if (kind.isFile()) return;
+  throw new HookSyncError(
+    "file-not-a-database",
+    `${path} is ${kind.isDirectory() ? "a folder" : "a pipe, a socket or a device"}`,
+    "Give the path of a file.",
+  );
+}
+
+/**
+ * Where SQLite would make the file. It follows a link whose target is not there yet, and so must the
+ * claim: once the file is there, everybody else comes to it by its own name.
+ */
+function placeOf(path: string, linksFollowed = 0): string {
+  const folder = dirname(path);
+  if (!existsSync(folder)) {
+    throw new HookSyncError(
+      "file-missing-folder",
+      `the folder of ${path} does not exist`,
+      `Make it first: mkdir -p ${folder}`,
+    );
+  }
+  const place = join(realpathSync(folder), basename(path));
+  if (lstatSync(place, { throwIfNoEntry: false })?.isSymbolicLink() !== true) return place;
+  if (linksFollowed === LINKS_MAX) {
+    throw new HookSyncError(
+      "file-not-a-database",
+      `${path} is a link that leads back to itself`,
+      "Give the path of a file.",
+    );
+  }
+  return placeOf(resolve(dirname(place), readlinkSync(place)), linksFollowed + 1);
 }
 
 /** Which file stands under this path; undefined: none. */
@@ -162,15 +188,16 @@ export interface OpenOptions {
 
 /** The one writing connection. WAL, and never a long wait for a lock once `doneOpening` was called. */
 export function openDatabase(options: OpenOptions): Database {
-  const db = new Database(options.path, { create: true, strict: true });
+  let db: Database | undefined;
   try {
+    db = new Database(options.path, { create: true, strict: true });
     beOpening(db);
     db.run(`PRAGMA cache_size = -${CACHE_KIB}`);
     // Reads the header: damage and other formats show here.
     db.prepare("SELECT count(*) FROM sqlite_master").get();
     return db;
   } catch (error) {
-    db.close();
+    db?.close();
     throw openError(options.path, error);
   }
 }

@@ -7,7 +7,7 @@
 import { constants, Database } from "bun:sqlite";
 import { closeSync, existsSync, openSync, readSync, realpathSync, statSync } from "node:fs";
 import { HookSyncError } from "../base/errors.ts";
-import { openError, openReader } from "./open.ts";
+import { openError, openReader, refuseOtherKinds } from "./open.ts";
 
 /** As often as a look is repeated because the file changed under it; then as an ordinary reader. */
 const LOOKS_MAX = 3;
@@ -62,12 +62,8 @@ export function existingFile(path: string): string {
     );
   }
   const real = realpathSync(path);
-  if (!statSync(real).isDirectory()) return real;
-  throw new HookSyncError(
-    "file-not-a-database",
-    `${path} is a folder`,
-    "Give the path of a file in it.",
-  );
+  refuseOtherKinds(path, real);
+  return real;
 }
 
 /** `text` shows whether somebody wrote meanwhile; `isOpen`, whether somebody may be about to. */

@@ -4,6 +4,7 @@
  */
 import { Database } from "bun:sqlite";
 import { describe, expect, test } from "bun:test";
+import { spawnSync } from "node:child_process";
 import {
   chmodSync,
   existsSync,
@@ -26,6 +27,7 @@ import {
   openError,
   resolvePath,
 } from "../../lib/store/open.ts";
+import { readUnchanged } from "../../lib/store/read-unchanged.ts";
 import { Store } from "../../lib/store/store.ts";
 import { StoreFile, T } from "../support/open-store.ts";
 
@@ -89,6 +91,27 @@ describe("a path that cannot be a node's file", () => {
       `the folder of ${missing} does not exist`,
     ]);
     expect(existsSync(join(folder.path, "no"))).toBe(false);
+  });
+
+  test("a pipe, at once, and a device", () => {
+    using folder = new Folder();
+    const pipe = folder.file("pipe");
+    expect(spawnSync("mkfifo", [pipe]).status).toBe(0);
+    for (const path of [pipe, "/dev/zero"]) {
+      const expected = ["file-not-a-database", `${path} is a pipe, a socket or a device`];
+      expect(refusal(() => resolvePath(path)) as string[]).toEqual(expected);
+      expect(refusal(() => readUnchanged(path, () => 0)) as string[]).toEqual(expected);
+    }
+  });
+
+  test("a link that leads to itself, or into a folder that is not there", () => {
+    using folder = new Folder();
+    const loop = folder.file("loop");
+    symlinkSync("loop", loop);
+    expect(refusal(() => resolvePath(loop))[0]).toBe("file-not-a-database");
+    const lost = folder.file("lost");
+    symlinkSync("no/node.db", lost);
+    expect(refusal(() => resolvePath(lost))[0]).toBe("file-missing-folder");
   });
 
   // Root may write anywhere, whatever the permissions say.
@@ -228,6 +251,17 @@ describe("the claim on a file", () => {
     ]);
     lock.release();
     lockFile(path).release();
+  });
+
+  test("through a link to a file that was not there yet, too", () => {
+    using folder = new Folder();
+    const link = folder.file("link");
+    symlinkSync("node.db", link);
+    const before = resolvePath(link);
+    const lock = lockFile(before);
+    openDatabase({ path: before, synchronous: "full" }).close(true);
+    expect(refusal(() => lockFile(resolvePath(link)))[0]).toBe("file-in-use");
+    lock.release();
   });
 
   test("another process is refused, until the first ends, even by kill -9", async () => {
