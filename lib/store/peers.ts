@@ -97,7 +97,9 @@ export class Peers {
   ): { starts: PeerStart[]; added: string[] } {
     const rows = this.#db
       .query<StateRow, []>(
-        "SELECT peer_url, last_acked, prev, make, node_id, db_id, fill, fill_wanted FROM _peer_state",
+        `SELECT peer_url, iif(typeof(last_acked) IN ('integer', 'real'), last_acked, 0) AS last_acked,
+           prev, make, node_id, db_id, fill, fill_wanted
+         FROM _peer_state`,
       )
       .all();
     const known = new Map<string, StateRow>();

@@ -54,6 +54,10 @@ const CREATE_WORK_SQL = `
 const IS_LONG =
   "(w.entries > 1 OR w.is_noted OR (NOT w.is_there AND (w.op <> 'DELETE' OR w.was IS NULL)))";
 
+/** Other programs can write to the log as well: a line that is no object must not stop everything. */
+const JSON_OR_NULL =
+  "CASE WHEN json_valid(c.row_data) THEN CASE json_type(c.row_data) WHEN 'object' THEN c.row_data END END";
+
 interface WorkRow {
   readonly n: number;
   readonly entries: number;
@@ -199,13 +203,13 @@ export class RowSettler {
       .all(table.key, table.name);
   }
 
-  /** With what each wrote, which is in the row's JSON. */
+  /** With what each wrote, which is in the row's JSON, unless somebody put something else there. */
   #readEntries(table: SyncedTable, from: number): Map<number, EntryRow[]> {
     const path = quoteText(jsonPath(table.version.name));
     const rows = this.#db
       .query<EntryRow, [number, string]>(
         `SELECT w.n, c.change_id, c.op, c.was, typeof(c.was) AS was_kind,
-                json_extract(c.row_data, ${path}) AS wrote, json_type(c.row_data, ${path}) AS wrote_kind
+                json_extract(${JSON_OR_NULL}, ${path}) AS wrote, json_type(${JSON_OR_NULL}, ${path}) AS wrote_kind
          FROM _changes AS c CROSS JOIN temp._hooksync_work AS w ON w.id = c.row_id
          WHERE c.change_id > ? AND c.table_name = ? AND ${IS_LONG}
          ORDER BY c.change_id`,
@@ -276,8 +280,12 @@ function statementsFor(db: Database, table: SyncedTable) {
        SET op = ?, row_data = (SELECT ${loggedRowOf(table)} FROM ${t} AS t WHERE ${id} = ${rowId})
        WHERE change_id = ?`,
     ),
+    /** Older nodes log a DELETE without a row, which stays one without. */
     writeDelete: query(
-      `UPDATE _changes SET op = 'DELETE', row_data = json_set(row_data, ${path}, ?) WHERE change_id = ?`,
+      `UPDATE _changes AS c SET op = 'DELETE', row_data = json_set(
+         CASE WHEN row_data IS NOT NULL
+         THEN coalesce(${JSON_OR_NULL}, json_object(${quoteText(table.id.name)}, row_id)) END, ${path}, ?)
+       WHERE change_id = ?`,
     ),
     /** A row that REPLACE threw out: what it was is in the note. */
     writeNoted: query(

@@ -38,7 +38,10 @@ export interface SettlerOptions {
   readonly onSurvey: (survey: Survey) => void;
 }
 
-/** A watermark beyond it was never acknowledged by anyone; numbering on from there would end the log. */
+/**
+ * A watermark beyond it was never acknowledged by anyone, and numbering on from there would end the log:
+ * JSON readers round ids above 2^53, and above 2^63 SQLite gives out none and refuses every write.
+ */
 const CHANGE_ID_SANE_MAX = 2 ** 52;
 
 /** One per file, over its writing connection: the position it keeps is the file's. */
@@ -151,6 +154,7 @@ export class Settler {
     if (schemaVersion !== this.#seenSchema) this.#restoreTables();
     const isBroken = this.#restoreFlag();
     const knownThrough = this.#settledThrough;
+    this.#renumberLeapt();
     this.#renumberRestarted();
     this.#wantLost(knownThrough);
     const from = this.#settledThrough;
@@ -254,6 +258,39 @@ export class Settler {
       kind: "log-restarted",
       table: "_changes",
       text: `its numbering began again below ${floor} (a restored backup?); its entries are sent under new numbers`,
+    });
+  }
+
+  /** DL29 upwards: what is numbered too high, by whomever, is numbered on from where this node was. */
+  #renumberLeapt(): void {
+    const leapt = this.#db
+      .query<{ n: number }, [number]>(
+        `SELECT 1 AS n FROM sqlite_sequence
+         WHERE name = '_changes' AND typeof(seq) = 'integer' AND seq > ?`,
+      )
+      .get(CHANGE_ID_SANE_MAX);
+    if (leapt === null) return;
+    const newestSane = this.#db.query<{ id: number | null }, [number]>(
+      "SELECT max(change_id) AS id FROM _changes WHERE change_id <= ?",
+    );
+    // The lowest of the high ones goes first, and those within reach of it along; gaps stay gaps. The
+    // arithmetic is SQLite's: here such numbers would be rounded.
+    const bringDown = this.#db.query<unknown, { floor: number; max: number }>(
+      `UPDATE _changes
+       SET change_id = change_id - (SELECT min(change_id) FROM _changes WHERE change_id > :max) + :floor + 1
+       WHERE change_id > :max`,
+    );
+    let floor: number;
+    do {
+      floor = Math.max(this.#settledThrough, newestSane.get(CHANGE_ID_SANE_MAX)!.id ?? 0);
+    } while (bringDown.run({ floor, max: CHANGE_ID_SANE_MAX }).changes > 1);
+    const through = Math.max(floor, this.#newest.get()!.id ?? 0);
+    this.#db.query("UPDATE sqlite_sequence SET seq = ? WHERE name = '_changes'").run(through);
+    this.#isRewritten = true;
+    this.#options.onEvent({
+      kind: "log-restarted",
+      table: "_changes",
+      text: `its numbering leapt beyond ${CHANGE_ID_SANE_MAX}; its entries are sent under new numbers`,
     });
   }
 

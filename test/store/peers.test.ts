@@ -34,6 +34,12 @@ test("what a fill had made for a peer goes with the peer", () => {
   expect(db.query("SELECT change_id FROM _changes").values()).toEqual([[1]]);
 });
 
+test("a watermark that is no number counts as none", () => {
+  db.run("UPDATE _peer_state SET last_acked = 'abc' WHERE peer_url = 'http://a'");
+  const { starts } = peers.configure(["http://a"], (url) => url);
+  expect(starts.map(({ watermark }) => watermark)).toEqual([0]);
+});
+
 describe("pruning", () => {
   test("deletes what every peer has acknowledged, and nothing more", () => {
     fill(100);

@@ -396,6 +396,48 @@ describe.each(WAYS)("%s", (how) => {
     expect(file.entries()[0]!.change_id).toBeGreaterThan(log.at(-1)!.change_id);
   });
 
+  test.each(["9007199254740991", "9223372036854775807"])(
+    "a log whose numbers leap to %s goes on from where it was",
+    async (leap) => {
+      await using file = await opened();
+      file.write("UPDATE notes SET n = 1");
+      await file.settle();
+      await change(
+        file,
+        how,
+        `UPDATE notes SET n = 2 WHERE id = 'a';
+         INSERT INTO _changes SELECT value, op, table_name, 'b', row_data, was, NULL
+           FROM (SELECT * FROM _changes LIMIT 1), json_each('[4503599627370500, 4503599627370502, 9007199254740993]');
+         UPDATE sqlite_sequence SET seq = ${leap} WHERE name = '_changes'`,
+      );
+      expect(file.kinds()).toContain("log-restarted");
+      file.write("UPDATE notes SET n = 3 WHERE id = 'a'");
+      await file.settle();
+      const ids = file.entries().map((entry) => entry.change_id);
+      expect(ids.every((id) => id > 0 && id < 2 ** 52)).toBe(true);
+      expect(file.store.settledThrough).toBe(ids.at(-1)!);
+    },
+  );
+
+  test("what is no row in the log stops nothing", async () => {
+    await using file = await opened();
+    const bad = ["'{bad'", "x'ff00'", "'[1]'", "'5'"];
+    await change(
+      file,
+      how,
+      bad
+        .flatMap((data) => [`'none', ${data}`, `'a', ${data}`])
+        .map(
+          (values) =>
+            `INSERT INTO _changes(op, table_name, row_id, row_data) VALUES('INSERT', 'notes', ${values});`,
+        )
+        .join("\n"),
+    );
+    await expectCapture(file);
+    const rows = file.entries().map((entry) => JSON.parse(entry.row_data));
+    expect(rows.every((content) => typeof content.id === "string")).toBe(true);
+  });
+
   test("a watermark above the log numbers new entries above it", async () => {
     await using file = await opened();
     await change(
