@@ -57,7 +57,7 @@ export type Verdict =
       readonly kind: "failed";
       readonly reason: string;
       readonly retryAfterMs: number;
-      /** The peer was reached and the exchange broke off. */
+      /** The peer was reached and the exchange broke off, perhaps over the size of the body. */
       readonly cutOff: boolean;
     };
 
@@ -85,6 +85,9 @@ export interface RawReply {
   readonly retryAfterMs: number;
 }
 
+/** What servers say that break, and proxies that lose patience, over a large body; 503 is "later". */
+const BROKE_OFF = new Set([408, 500, 502, 504]);
+
 /** Which row of the failure table a reply to a batch is. */
 export function judgeReply(raw: RawReply, batchId: number): Verdict {
   const { status, retryAfterMs } = raw;
@@ -106,7 +109,7 @@ export function judgeReply(raw: RawReply, batchId: number): Verdict {
     case 413:
       return { kind: "too-large", reason };
     default:
-      return { kind: "failed", reason, retryAfterMs, cutOff: false };
+      return { kind: "failed", reason, retryAfterMs, cutOff: BROKE_OFF.has(status) };
   }
 }
 

@@ -218,35 +218,42 @@ describe("with real peers", () => {
     expect(peer.received[1]!.atMs - peer.received[0]!.atMs).toBeGreaterThan(950);
   });
 
-  test("a peer that closes the connection on a large body gets smaller ones", async () => {
-    const reply = (through: number) => {
-      const text = `{"applied":0,"ack":${through}}`;
-      return `HTTP/1.1 200 OK\r\nContent-Length: ${text.length}\r\n\r\n${text}`;
-    };
-    const taken: string[] = [];
-    const touchy = await RawPeer.open((socket) => {
-      let text = "";
-      socket.setEncoding("latin1");
-      socket.on("data", (chunk: string) => {
-        text += chunk;
-        const length = Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
-        if (length > 400_000) {
-          socket.destroy();
-          return;
-        }
-        const body = text.slice(text.indexOf("\r\n\r\n") + 4);
-        if (body.length < length) return;
-        text = "";
-        taken.push(body);
-        socket.write(reply(Number(/"batch_id":(\d+)/.exec(body)?.[1] ?? 0)));
+  test.each(["closes the connection", "answers 500", "answers 504"])(
+    "a peer that %s on a large body gets smaller ones",
+    async (what) => {
+      const reply = (status: string, text: string) =>
+        `HTTP/1.1 ${status}\r\nContent-Length: ${text.length}\r\n\r\n${text}`;
+      const taken: string[] = [];
+      const touchy = await RawPeer.open((socket) => {
+        let text = "";
+        socket.setEncoding("latin1");
+        socket.on("data", (chunk: string) => {
+          text += chunk;
+          const length = Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
+          const isLarge = length > 400_000;
+          if (isLarge && what === "closes the connection") {
+            socket.destroy();
+            return;
+          }
+          const body = text.slice(text.indexOf("\r\n\r\n") + 4);
+          if (body.length < length) return;
+          text = "";
+          if (isLarge) {
+            socket.write(reply(`${what.slice(-3)} Oh`, "too much"));
+            return;
+          }
+          taken.push(body);
+          const through = /"batch_id":(\d+)/.exec(body)?.[1] ?? "0";
+          socket.write(reply("200 OK", `{"applied":0,"ack":${through}}`));
+        });
       });
-    });
-    close.push(() => touchy.close());
-    start([touchy.url], { settledThrough: log.fill(1_000, "x".repeat(1_000)) });
-    await reached(touchy.url, 1_000);
-    expect(refusals()).toEqual([]);
-    expect(taken.filter((body) => body.includes('"value":777,'))).toHaveLength(1);
-  });
+      close.push(() => touchy.close());
+      start([touchy.url], { settledThrough: log.fill(1_000, "x".repeat(1_000)) });
+      await reached(touchy.url, 1_000);
+      expect(refusals()).toEqual([]);
+      expect(taken.filter((body) => body.includes('"value":777,'))).toHaveLength(1);
+    },
+  );
 
   test("drain ships what is there and says what is left", async () => {
     const peer = fake();
