@@ -5,6 +5,7 @@
  */
 import { Hono } from "hono";
 import type { SyncedTable } from "../store/schema.ts";
+import { BodyReader } from "./body.ts";
 import { type CdcSource, cdcRoutes } from "./cdc-routes.ts";
 import { type DigestSource, digestRoutes } from "./digest-routes.ts";
 import { answerError, errorAnswer, JSON_TYPE, unavailable } from "./errors.ts";
@@ -18,9 +19,9 @@ import { type SyncReceiver, syncRoutes } from "./sync-routes.ts";
 import { TableIndex } from "./table-index.ts";
 
 /** What a node hands its HTTP face. What is a function is asked anew for each request. */
-export interface AppOptions
-  extends HealthSource,
-    Pick<RowRoutesOptions, "queue" | "repository" | "bodyBytesMax"> {
+export interface AppOptions extends HealthSource, Pick<RowRoutesOptions, "queue" | "repository"> {
+  /** A body beyond it is a 413. */
+  readonly bodyBytesMax: number;
   /** Of this program, for `/` and `/openapi.json`. */
   readonly version: string;
   /** The synced tables now; another array whenever anything of them changed. */
@@ -40,15 +41,16 @@ export interface AppOptions
 export function createApp(options: AppOptions): Hono {
   const { queue, repository, bodyBytesMax, version } = options;
   const tables = new TableIndex(() => options.tables());
+  const bodies = new BodyReader({ bytesMax: bodyBytesMax });
   const app = new Hono({ getPath: rawPath });
-  app.route("/", syncRoutes(options.sync, bodyBytesMax));
+  app.route("/", syncRoutes(options.sync, bodies));
   app.route("/", healthRoutes(options));
-  app.route("/", peerRoutes(options.membership));
-  app.route("/", digestRoutes({ ...options, tables, allTables: () => options.tables() }));
+  app.route("/", peerRoutes(options.membership, bodies));
+  app.route("/", digestRoutes({ ...options, bodies, tables, allTables: () => options.tables() }));
   app.route("/", snapshotRoutes(options.copies, options.membership));
   const cdc = options.cdc ?? { stream: () => undefined };
   app.route("/", cdcRoutes(cdc, options.copies, options.membership));
-  app.route("/", rowRoutes({ repository, queue, tables, bodyBytesMax }));
+  app.route("/", rowRoutes({ repository, queue, tables, bodies }));
   app.get("/", () => {
     const links = { name: "hook-sync", version, openapi: "/openapi.json", health: "/health" };
     return new Response(JSON.stringify(links), { headers: JSON_TYPE });

@@ -6,18 +6,119 @@
 import { RequestError } from "../base/errors.ts";
 import { parseJson } from "../store/row-input.ts";
 
-/** Integers beyond 2^53 come as BigInt (`parseJson`). Throws a RequestError: 400, 413 or 415. */
-export async function readJson(request: Request, bytesMax: number): Promise<unknown> {
-  checkHead(request.headers, bytesMax);
-  const body = await receive(request, bytesMax);
-  return parseJson(decode(body));
+/** Below this a body is read at once: hundreds of them together are no weight. */
+const SMALL_BYTES = 1024 * 1024;
+/** Of larger bodies on their way in, all together; any one of them is let in when it is alone. */
+const ROOM_BYTES = 512 * 1024 * 1024;
+
+/** Size and place of one node's bodies. */
+export interface BodyReaderOptions {
+  /** A body beyond it is a 413. */
+  readonly bytesMax: number;
+  readonly roomBytes?: number;
 }
 
-/** The bytes of a body that says it is JSON. */
-export async function readBody(request: Request, bytesMax: number): Promise<Uint8Array> {
-  checkHead(request.headers, bytesMax);
-  const body = await receive(request, bytesMax);
-  return body;
+interface Waiting {
+  readonly bytes: number;
+  readonly enter: () => void;
+}
+
+/**
+ * Reads bodies: one per node, so that many large ones at once do not fill the memory. One that has to
+ * wait stays with its sender: nothing is taken from a connection until its body is read.
+ */
+export class BodyReader {
+  readonly #bytesMax: number;
+  readonly #roomBytes: number;
+  readonly #waiting: Waiting[] = [];
+  #taken = 0;
+
+  constructor({ bytesMax, roomBytes = ROOM_BYTES }: BodyReaderOptions) {
+    this.#bytesMax = bytesMax;
+    this.#roomBytes = roomBytes;
+  }
+
+  /** Integers beyond 2^53 come as BigInt (`parseJson`). Throws a RequestError: 400, 413 or 415. */
+  async json(request: Request, bytesMax = this.#bytesMax): Promise<unknown> {
+    const body = await this.bytes(request, bytesMax);
+    return parseJson(decode(body));
+  }
+
+  /** The bytes of a body that says it is JSON. No async function: each costs a request a turn more. */
+  bytes(request: Request, bytesMax = this.#bytesMax): Promise<Uint8Array> {
+    try {
+      checkHead(request.headers, bytesMax);
+    } catch (error) {
+      return Promise.reject(error);
+    }
+    return this.#receive(request, bytesMax).catch((error) => {
+      if (error instanceof RequestError) throw error;
+      // The sender went away.
+      throw new RequestError(400, "the body ended early");
+    });
+  }
+
+  /** A length that was said has been checked. */
+  #receive(request: Request, bytesMax: number): Promise<Uint8Array> {
+    const length = request.headers.get("content-length");
+    if (length === null) return this.#receiveChunks(request, bytesMax);
+    const bytes = Number(length);
+    return bytes <= SMALL_BYTES ? request.bytes() : this.#receiveLarge(request, bytes);
+  }
+
+  async #receiveLarge(request: Request, bytes: number): Promise<Uint8Array> {
+    await this.#enter(bytes);
+    try {
+      return await request.bytes();
+    } finally {
+      this.#leave(bytes);
+    }
+  }
+
+  async #receiveChunks(request: Request, bytesMax: number): Promise<Uint8Array> {
+    const chunks: Uint8Array[] = [];
+    let bytes = 0;
+    let room = 0;
+    try {
+      for await (const chunk of request.body ?? []) {
+        bytes += chunk.length;
+        // Leaving the loop cancels the rest.
+        if (bytes > bytesMax) throw tooLarge(bytesMax);
+        chunks.push(chunk);
+        if (bytes <= SMALL_BYTES || room > 0) continue;
+        // For all that may come: two that each waited for more would wait for each other.
+        room = bytesMax;
+        await this.#enter(room);
+      }
+    } finally {
+      if (room > 0) this.#leave(room);
+    }
+    return Buffer.concat(chunks);
+  }
+
+  /** In the order they came, so that a large one is not passed for ever. */
+  #enter(bytes: number): Promise<void> {
+    return new Promise((enter) => {
+      this.#waiting.push({ bytes, enter });
+      this.#letIn();
+    });
+  }
+
+  #leave(bytes: number): void {
+    this.#taken -= bytes;
+    this.#letIn();
+  }
+
+  #letIn(): void {
+    for (;;) {
+      const [next] = this.#waiting;
+      if (next === undefined) return;
+      if (this.#taken > 0 && this.#taken + next.bytes > this.#roomBytes) return;
+      this.#waiting.shift();
+      this.#taken += next.bytes;
+      next.enter();
+    }
+  }
 }
 
 function checkHead(headers: Headers, bytesMax: number): void {
@@ -34,29 +135,6 @@ function checkHead(headers: Headers, bytesMax: number): void {
     );
   }
   if (Number(headers.get("content-length")) > bytesMax) throw tooLarge(bytesMax);
-}
-
-/** No async function: each costs a request a turn more. A length that was said has been checked. */
-function receive(request: Request, bytesMax: number): Promise<Uint8Array> {
-  const isLengthKnown = request.headers.has("content-length");
-  const body = isLengthKnown ? request.bytes() : receiveChunks(request, bytesMax);
-  return body.catch((error) => {
-    if (error instanceof RequestError) throw error;
-    // The sender went away.
-    throw new RequestError(400, "the body ended early");
-  });
-}
-
-async function receiveChunks(request: Request, bytesMax: number): Promise<Uint8Array> {
-  const chunks: Uint8Array[] = [];
-  let bytes = 0;
-  for await (const chunk of request.body ?? []) {
-    bytes += chunk.length;
-    // Leaving the loop cancels the rest.
-    if (bytes > bytesMax) throw tooLarge(bytesMax);
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks);
 }
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });

@@ -19,7 +19,7 @@ import type { KeyRange, KeyState } from "../protocol/digest.ts";
 import { type DigestTable, digestTableOf, narrowed } from "../store/digest.ts";
 import type { RangeBuckets, RangeKeys, TableSummary } from "../store/digester.ts";
 import type { SyncedTable } from "../store/schema.ts";
-import { readJson } from "./body.ts";
+import type { BodyReader } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 import { searchParams } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
@@ -58,6 +58,7 @@ export interface DigestRoutesOptions {
   readonly tables: TableIndex;
   readonly allTables: () => readonly SyncedTable[];
   readonly nodeId: string;
+  readonly bodies: BodyReader;
 }
 
 /** Ranges in one question; what is longer does not fit into an address anyway. */
@@ -70,7 +71,7 @@ const ROWS_BYTES_MAX = 8 * 1024 * 1024;
 
 /** Open to everyone who can reach the node, as /api is. */
 export function digestRoutes(options: DigestRoutesOptions): Hono {
-  const { digests, tables, allTables, nodeId } = options;
+  const { digests, tables, allTables, nodeId, bodies } = options;
   const tableOf = (name: string | undefined): DigestTable => {
     const table = name === undefined ? undefined : tables.find(name);
     if (table === undefined) throw new RequestError(404, "no such table is synced here");
@@ -124,12 +125,12 @@ export function digestRoutes(options: DigestRoutesOptions): Hono {
       return snapshot === null ? wholeTables(query) : summary(await digests.result(snapshot));
     })
     .post("/sync/keys", async (c) => {
-      const asked = await readIds(c.req.raw);
+      const asked = await readIds(bodies, c.req.raw);
       const table = narrowed(tableOf(asked.table), asked.columns);
       return answer(200, { keys: await digests.keysOf(table, asked.ids) });
     })
     .post("/sync/rows", async (c) => {
-      const { table, ids } = await readIds(c.req.raw);
+      const { table, ids } = await readIds(bodies, c.req.raw);
       const batch = await digests.rows(tableOf(table), ids, ROWS_BYTES_MAX);
       return new Response(batch, { headers: JSON_TYPE });
     });
@@ -156,8 +157,8 @@ interface AskedIds {
   readonly columns: readonly string[] | undefined;
 }
 
-async function readIds(request: Request): Promise<AskedIds> {
-  const body = await readJson(request, BODY_BYTES_MAX);
+async function readIds(bodies: BodyReader, request: Request): Promise<AskedIds> {
+  const body = await bodies.json(request, BODY_BYTES_MAX);
   const { table, ids, columns } = (
     typeof body === "object" && body !== null ? body : {}
   ) as Partial<Record<keyof AskedIds, unknown>>;

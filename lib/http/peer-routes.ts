@@ -3,7 +3,7 @@ import { Hono } from "hono";
 import { RequestError } from "../base/errors.ts";
 import { parsePeerUrl } from "../protocol/peer-url.ts";
 import { requireAdmin } from "./admin.ts";
-import { readJson } from "./body.ts";
+import type { BodyReader } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 import { segment } from "./path.ts";
 
@@ -35,7 +35,7 @@ export interface Membership {
 const BODY_BYTES_MAX = 16 * 1024;
 
 /** Anybody may read the list; changing it takes what admin.ts asks for. */
-export function peerRoutes(membership: Membership): Hono {
+export function peerRoutes(membership: Membership, bodies: BodyReader): Hono {
   const guard = (request: Request) =>
     requireAdmin({
       headers: request.headers,
@@ -46,13 +46,13 @@ export function peerRoutes(membership: Membership): Hono {
     .get("/peers", () => answer(200, { url: membership.ownUrl, peers: membership.peers() }))
     .post("/peers", async (c) => {
       guard(c.req.raw);
-      const url = await readUrl(c.req.raw, "url");
+      const url = await readUrl(bodies, c.req.raw, "url");
       const added = await membership.add(url);
       return answer(added ? 201 : 200, { url, added });
     })
     .post("/peers/backfill", async (c) => {
       guard(c.req.raw);
-      const url = await readUrl(c.req.raw, "peer");
+      const url = await readUrl(bodies, c.req.raw, "peer");
       if (!(await membership.fill(url)))
         throw new RequestError(404, `${url} is not a peer of this node`);
       return answer(202, { peer: url, filling: true });
@@ -66,8 +66,8 @@ export function peerRoutes(membership: Membership): Hono {
     });
 }
 
-async function readUrl(request: Request, name: string): Promise<string> {
-  const body = await readJson(request, BODY_BYTES_MAX);
+async function readUrl(bodies: BodyReader, request: Request, name: string): Promise<string> {
+  const body = await bodies.json(request, BODY_BYTES_MAX);
   const given =
     typeof body === "object" && body !== null && !Array.isArray(body)
       ? (body as Record<string, unknown>)[name]

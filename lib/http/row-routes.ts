@@ -10,17 +10,17 @@ import type { Repository } from "../store/repository.ts";
 import type { RowInput, RowReader } from "../store/row-input.ts";
 import type { SyncedTable } from "../store/schema.ts";
 import type { Later, WriteQueue, WriteTransaction } from "../store/write-queue.ts";
-import { readJson } from "./body.ts";
+import type { BodyReader } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 import { searchParams, segment } from "./path.ts";
 import type { TableIndex } from "./table-index.ts";
 
-/** What the REST routes read and write by; a body beyond `bodyBytesMax` is a 413. */
+/** What the REST routes read and write by. */
 export interface RowRoutesOptions {
   readonly repository: Repository;
   readonly queue: Pick<WriteQueue, "run">;
   readonly tables: TableIndex;
-  readonly bodyBytesMax: number;
+  readonly bodies: BodyReader;
 }
 
 /** What existing nodes answer. */
@@ -38,7 +38,7 @@ const CREATED = { status: 201, headers: JSON_TYPE } as const;
 
 /** Writes are answered after their commit. */
 export function rowRoutes(options: RowRoutesOptions): Hono {
-  const { repository, queue, tables, bodyBytesMax } = options;
+  const { repository, queue, tables, bodies } = options;
   const garbage = new Garbage(BATCH_BYTES_COLLECTED);
 
   function tableOf(c: Context): SyncedTable {
@@ -80,7 +80,7 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
   async function update(c: Context): Promise<Response> {
     const table = tableOf(c);
     const id = segment(c.req.path, 2);
-    const body = await readJson(c.req.raw, bodyBytesMax);
+    const body = await bodies.json(c.req.raw);
     const row = await write(
       table,
       (reader) => reader.change(body, id),
@@ -92,7 +92,7 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
   return new Hono()
     .post("/api/:table", async (c) => {
       const table = tableOf(c);
-      const body = await readJson(c.req.raw, bodyBytesMax);
+      const body = await bodies.json(c.req.raw);
       const row = await write(
         table,
         (reader) => reader.newRow(body),
@@ -102,7 +102,7 @@ export function rowRoutes(options: RowRoutesOptions): Hono {
     })
     .post("/api/:table/batch", async (c) => {
       const table = tableOf(c);
-      const body = readBatch(await readJson(c.req.raw, bodyBytesMax));
+      const body = readBatch(await bodies.json(c.req.raw));
       const ids = await write(
         table,
         (reader) => reader.newRows(body),

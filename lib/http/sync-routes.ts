@@ -9,7 +9,7 @@ import {
   NODE_URL_HEADER,
   parseIdentity,
 } from "../protocol/identity.ts";
-import { readBody } from "./body.ts";
+import type { BodyReader } from "./body.ts";
 import { JSON_TYPE } from "./errors.ts";
 
 /** A batch as it came, with what the headers say of its sender. */
@@ -35,12 +35,12 @@ export interface SyncReceiver {
 /** Two or three full batches. They are read in place, and leave less than a client's rows. */
 const BODY_BYTES_COLLECTED = 4 * 1024 * 1024;
 
-/** A body beyond `bodyBytesMax` is a 413, which makes the sender cut its batch. */
-export function syncRoutes(sync: SyncReceiver, bodyBytesMax: number): Hono {
+/** A body that is too large is a 413, which makes the sender cut its batch. */
+export function syncRoutes(sync: SyncReceiver, bodies: BodyReader): Hono {
   const garbage = new Garbage(BODY_BYTES_COLLECTED);
   return new Hono().post("/sync", async (c) => {
     const { headers } = c.req.raw;
-    const body = await readBody(c.req.raw, bodyBytesMax);
+    const body = await bodies.bytes(c.req.raw);
     const { applied, ack, identity } = await sync.apply({
       body,
       nodeId: headers.get(NODE_ID_HEADER) ?? undefined,

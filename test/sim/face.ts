@@ -5,6 +5,7 @@
 import type { Hono } from "hono";
 import type { Clock, Timers } from "../../lib/base/clock.ts";
 import type { Random } from "../../lib/base/random.ts";
+import { BodyReader } from "../../lib/http/body.ts";
 import { type DigestSource, digestRoutes } from "../../lib/http/digest-routes.ts";
 import { answerError } from "../../lib/http/errors.ts";
 import { healthRoutes } from "../../lib/http/health-routes.ts";
@@ -36,6 +37,7 @@ export class Face {
     this.#digester = new Digester(options);
     const allTables = () => this.#currentTables(store);
     this.#app = digestRoutes({
+      bodies: new BodyReader({ bytesMax: 8 * 1024 * 1024 }),
       digests: this.#digests(options.random),
       tables: new TableIndex(allTables),
       allTables,
