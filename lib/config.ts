@@ -319,11 +319,15 @@ const VERIFY_HOURS_MAX = 24 * 365;
 
 /** A token that can be guessed lets strangers take the mesh over. */
 const TOKEN_LENGTH_MIN = 16;
+/** Beyond ASCII programs differ in the bytes they put into a header, and some have none for it. */
+const TOKEN_CHARACTERS = /^[!-~]+$/;
 
 function readToken(text: string): Read<string> {
   const token = text.trim();
-  if (token.length >= TOKEN_LENGTH_MIN && !/\s/.test(token)) return { value: token };
-  return { right: `expected at least ${TOKEN_LENGTH_MIN} characters without blanks` };
+  if (token.length >= TOKEN_LENGTH_MIN && TOKEN_CHARACTERS.test(token)) return { value: token };
+  return {
+    right: `expected at least ${TOKEN_LENGTH_MIN} letters, digits and signs of ASCII, without blanks`,
+  };
 }
 
 /** Throws nothing: a file that cannot be read is a mistake like a wrong flag. */

@@ -243,6 +243,11 @@ test.each([
   ["request-timeout-ms", ["99", "120000"], "100 to 119999"],
   ["tombstone-retention", ["0", "30d"], "days from 1"],
   ["body-limit", ["1", "2GiB"], "65536 to 1073741824"],
+  [
+    "admin-token",
+    ["", "short", "a b".repeat(9), "é".repeat(16), "x\u0007".repeat(9)],
+    "16 letters",
+  ],
   ["body-limit", ["12XB", "MiB", "1.5MiB", "-1"], "128MiB"],
   ["parked-limit", ["1KiB"], "at least 1048576"],
   ["synchronous", ["off", ""], "full or normal"],
