@@ -137,7 +137,8 @@ export class Store {
   readonly #columnNotes: ColumnNotes;
   readonly #announcer: Announcer;
   #dueMs: number | undefined = 0;
-  readonly #fileMark: string | undefined;
+  /** What stands under the file's names, while it is ours. */
+  readonly #fileMarks: ReadonlyMap<string, string | undefined>;
   #fileLookMs = 0;
   #isAnnouncing = false;
   #announceLookMs = 0;
@@ -232,7 +233,8 @@ export class Store {
     });
     this.#openTransaction();
     this.zeroed = this.#zeroStamps();
-    this.#fileMark = fileMark(options.path);
+    const names = [options.path, `${options.path}-wal`];
+    this.#fileMarks = new Map(names.map((name) => [name, fileMark(name)]));
     doneOpening(db);
   }
 
@@ -516,22 +518,23 @@ export class Store {
   }
 
   /**
-   * Where the file was removed or replaced, this node has it still, and nobody else ever will again:
-   * nothing more is taken in; what is in it is shipped.
+   * Where the file or its -wal was removed or replaced, this node has it still, and nobody else ever will
+   * again: nothing more is taken in; what is in it is shipped.
    */
   #lookForFile(nowMs: number): void {
     if (nowMs - this.#fileLookMs < FILE_LOOK_MS && nowMs >= this.#fileLookMs) return;
     this.#fileLookMs = nowMs;
-    const { path } = this.#options;
-    const found = fileMark(path);
-    if (found === this.#fileMark) this.queue.refusal = undefined;
-    else {
+    for (const [path, mark] of this.#fileMarks) {
+      const found = fileMark(path);
+      if (found === mark || mark === undefined) continue;
       this.queue.refusal ??= new HookSyncError(
         "file-moved",
         `${path} was ${found === undefined ? "removed" : "replaced by another file"} while the node ran; writes are refused`,
         "Put it back under its name. Until then this node ships what it still holds to its peers.",
       );
+      return;
     }
+    this.queue.refusal = undefined;
   }
 
   /** Something was parked or contested: look when it is due. */
