@@ -366,6 +366,8 @@ export class Shipper {
       peer.readFailures += 1;
       if (peer.readFailures === ATTEMPTS_MAX) {
         this.#log("error", "the change log cannot be read", { error: error.message });
+        peer.lastError = `the change log here cannot be read: ${error.message}`;
+        this.#statusChanged();
       }
       const pauseMs = retryPauseMs(peer.readFailures, this.#options.random);
       this.#wakeLater(peer, pauseMs, () => this.#send(peer, window));

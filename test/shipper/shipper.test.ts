@@ -463,7 +463,7 @@ describe("failures", () => {
     expect(of("moved")[0]).toMatchObject({ through: 1, refusal: { changeIds: [1], attempts: 1 } });
   });
 
-  test("a log that is busy is read again soon; one that stays so is two lines", async () => {
+  test("a log that is busy is read again soon; one that stays so is two lines, and shows in the status", async () => {
     await start();
     source.failing = true;
     await write();
@@ -475,8 +475,10 @@ describe("failures", () => {
     await write();
     await time.advance(30_000);
     expect(lines()).toEqual(["error: the change log cannot be read"]);
+    expect((await status()).lastError).toStartWith("the change log here cannot be read: ");
     source.failing = false;
     await time.advance(5_000);
+    expect((await status()).lastError).toBeUndefined();
     expect(lines().slice(1)).toEqual(["info: the change log can be read again"]);
     expect(network.sent).toHaveLength(2);
   });
