@@ -16,7 +16,7 @@ import {
 } from "node:fs";
 import { open } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
-import { HookSyncError } from "../base/errors.ts";
+import { HookSyncError, sqliteCode } from "../base/errors.ts";
 import { openError } from "./open.ts";
 import { existingFile } from "./read-unchanged.ts";
 import { quoteText } from "./sql.ts";
@@ -109,6 +109,15 @@ export function prepareOut(out: string): string {
       `Make it first: mkdir -p ${dirname(out)}`,
     );
   }
+  // SQLite would take what is left of another file for the newest part of this one.
+  const left = [`${out}-wal`, `${out}-journal`].find((path) => existsSync(path));
+  if (left !== undefined) {
+    throw new HookSyncError(
+      "file-in-use",
+      `${left} is there already, of another file that was ${out}`,
+      "Give another name, or remove it first; a node may be using it.",
+    );
+  }
   const written = `${out}.part`;
   rmSync(written, { force: true });
   return written;
@@ -134,6 +143,14 @@ function checkWhole(path: string): void {
       "file-damaged",
       `the copy is damaged: ${found.join("; ")}`,
       "Check the original with PRAGMA integrity_check, and the disk.",
+    );
+  } catch (error) {
+    if (sqliteCode(error) !== "SQLITE_NOTADB") throw openError("the copy", error);
+    throw new HookSyncError(
+      "file-not-a-database",
+      "what came is not an SQLite database",
+      "Is that the address of a node?",
+      error,
     );
   } finally {
     db.close(true);

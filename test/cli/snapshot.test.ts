@@ -128,6 +128,35 @@ test("OUT is never overwritten, and never there when something failed", async ()
   }
 });
 
+test.each(["-wal", "-journal"])(
+  "what is left of another file as OUT%s is not made part of it",
+  async (suffix) => {
+    await using fleet = new Fleet();
+    const a = fleet.declare("ours", "a");
+    a.write("CREATE TABLE t(id TEXT PRIMARY KEY)");
+    const out = join(fleet.dir, "out.db");
+    writeFileSync(`${out}${suffix}`, "of another");
+    const { code, err } = await run(["snapshot", "--db", a.dbPath, out]);
+    expect([code, err, existsSync(out)]).toEqual([
+      1,
+      expect.stringContaining(`${out}${suffix} is there already`),
+      false,
+    ]);
+  },
+);
+
+test("what a node is not, sends no copy", async () => {
+  await using fleet = new Fleet();
+  using portal = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response("<html>") });
+  const out = join(fleet.dir, "out.db");
+  const { code, err } = await run(["snapshot", "--node", `http://127.0.0.1:${portal.port}`, out]);
+  expect([code, err]).toEqual([
+    1,
+    "hook-sync: what came is not an SQLite database. Is that the address of a node?\n",
+  ]);
+  expect(readdirSync(fleet.dir)).toEqual([]);
+});
+
 test("a copy that its check finds damaged does not get the name", async () => {
   await using fleet = new Fleet();
   const a = fleet.declare("ours", "a");
