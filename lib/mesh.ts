@@ -26,7 +26,7 @@ import { relationOf, type Self, twinWarnings } from "./protocol/twins.ts";
 import { REPAIR_DB } from "./shipper/comparison.ts";
 import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./shipper/handle.ts";
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
-import { callNode, complaint } from "./shipper/node-client.ts";
+import { answered, callNode, complaint, listedPeers } from "./shipper/node-client.ts";
 import { NEW_PEER } from "./store/peers.ts";
 import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
 import type { Store } from "./store/store.ts";
@@ -723,7 +723,7 @@ export class Mesh implements Membership {
       body: { url: nodeUrl },
       token: adminToken,
     });
-    if (answer.kind === "answered" && answer.status < 300) return "taken";
+    if (typeof answered(answer, "added") === "boolean") return "taken";
     const isForeign =
       answer.kind === "answered" && (answer.status === 404 || answer.status === 405);
     if (isForeign) return "foreign";
@@ -737,7 +737,8 @@ export class Mesh implements Membership {
     const { config, log } = this.#options;
     const level = isFirst ? "error" : "debug";
     const asked = await callNode({ node: through, method: "GET", path: "/peers" });
-    if (asked.kind === "failed" || asked.status !== 200) {
+    const known = listedPeers(asked);
+    if (known === undefined) {
       log.log(level, "cannot join the mesh yet; it is tried again", {
         through,
         error: complaint(asked),
@@ -745,7 +746,6 @@ export class Mesh implements Membership {
       this.#warnings.set("join", `cannot join through ${through} yet: ${complaint(asked)}`);
       return false;
     }
-    const known = (asked.json as { peers?: { url: string; make: string | null }[] }).peers ?? [];
     const members = [
       { url: through, make: "ours" },
       ...known.filter(({ url }) => url !== config.nodeUrl),

@@ -195,7 +195,7 @@ export class FrameReader {
     if (length === 0 || length > this.#frameBytesMax) {
       throw new CdcError(
         "too-large",
-        `a frame of ${length} bytes; 1 to ${this.#frameBytesMax} are`,
+        `a frame of ${length} bytes; 1 to ${this.#frameBytesMax} are taken`,
       );
     }
     if (this.#bytes < LENGTH_BYTES + length) return undefined;

@@ -4,7 +4,7 @@
  *
  * Exit codes: 0 it has begun; 1 the node refused or cannot be reached; 2 for a wrong command line.
  */
-import { callNode, complaint } from "../shipper/node-client.ts";
+import { answered, callNode, complaint } from "../shipper/node-client.ts";
 import { type Command, EXIT_OK, type Runtime } from "./command.ts";
 import {
   askDirectly,
@@ -61,9 +61,7 @@ async function runBackfill(argv: readonly string[], runtime: Runtime): Promise<n
     body: { peer: url },
     token,
   });
-  if (answer.kind === "failed" || answer.status >= 300) {
-    return fail(runtime, node, complaint(answer));
-  }
+  if (answered(answer, "filling") !== true) return fail(runtime, node, complaint(answer));
   await runtime.terminal.out(`${node} sends everything to ${url}\n`);
   return EXIT_OK;
 }

@@ -3,7 +3,7 @@
  *
  * Exit codes: 0 done; 1 the node refused or cannot be reached; 2 for a wrong command line.
  */
-import { callNode, complaint } from "../shipper/node-client.ts";
+import { answered, callNode, complaint, listedPeers } from "../shipper/node-client.ts";
 import { type Command, EXIT_OK, type Runtime } from "./command.ts";
 import {
   askDirectly,
@@ -68,27 +68,20 @@ async function runPeer(argv: readonly string[], runtime: Runtime): Promise<numbe
   }
 }
 
-interface Member {
-  readonly url: string;
-  readonly node_id: string | null;
-  readonly make: string | null;
-  readonly configured: boolean;
-}
-
 async function list({ node, isJson }: NodeWords, runtime: Runtime): Promise<number> {
   const answer = await callNode({ node, method: "GET", path: "/peers" });
-  if (answer.kind === "failed" || answer.status !== 200) {
+  const peers = listedPeers(answer);
+  if (answer.kind === "failed" || peers === undefined) {
     return fail(runtime, node, complaint(answer));
   }
   if (isJson) {
     await runtime.terminal.out(`${answer.text}\n`);
     return EXIT_OK;
   }
-  const { peers } = answer.json as { readonly peers: readonly Member[] };
   const lines = peers.map(({ url, node_id, make, configured }) => [
     url,
     node_id ?? "?",
-    make === "ours" ? "hook-sync for Bun" : make === null ? "not heard of yet" : "another make",
+    make === "ours" ? "hook-sync for Bun" : !make ? "not heard of yet" : "another make",
     configured ? "from the configuration" : "added while running",
   ]);
   await runtime.terminal.out(peers.length === 0 ? "no peers\n" : columnsText(lines));
@@ -97,10 +90,8 @@ async function list({ node, isJson }: NodeWords, runtime: Runtime): Promise<numb
 
 async function add({ node, token }: NodeWords, url: string, runtime: Runtime): Promise<number> {
   const answer = await callNode({ node, method: "POST", path: "/peers", body: { url }, token });
-  if (answer.kind === "failed" || answer.status >= 300) {
-    return fail(runtime, node, complaint(answer));
-  }
-  const isNew = answer.status === 201;
+  const isNew = answered(answer, "added");
+  if (typeof isNew !== "boolean") return fail(runtime, node, complaint(answer));
   await runtime.terminal.out(
     isNew
       ? `${node} ships to ${url} from now on; that node needs this one as a peer, too\n`
@@ -112,9 +103,7 @@ async function add({ node, token }: NodeWords, url: string, runtime: Runtime): P
 async function remove({ node, token }: NodeWords, url: string, runtime: Runtime): Promise<number> {
   const path = `/peers/${encodeURIComponent(url)}`;
   const answer = await callNode({ node, method: "DELETE", path, token });
-  if (answer.kind === "failed" || answer.status >= 300) {
-    return fail(runtime, node, complaint(answer));
-  }
+  if (answered(answer, "removed") === undefined) return fail(runtime, node, complaint(answer));
   await runtime.terminal.out(`${node} no longer ships to ${url}\n`);
   return EXIT_OK;
 }

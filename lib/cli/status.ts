@@ -3,7 +3,7 @@
  *
  * Exit codes: 0 the node is well; 1 it is not, or cannot be reached; 2 for a wrong command line.
  */
-import { callNode, complaint } from "../shipper/node-client.ts";
+import { answered, callNode, complaint, type NodeAnswer } from "../shipper/node-client.ts";
 import { type Command, EXIT_FAILED, EXIT_OK, type Runtime } from "./command.ts";
 import { askDirectly, fail, JSON_FLAG, NODE_FLAG, readNodeWords, refuse } from "./node-words.ts";
 import { columnsText, flagLines } from "./usage.ts";
@@ -34,7 +34,7 @@ async function runStatus(argv: readonly string[], runtime: Runtime): Promise<num
   if (mistakes.length > 0) return refuse(runtime, mistakes, "status");
   askDirectly(runtime.env);
   const answer = await callNode({ node, method: "GET", path: "/health" });
-  if (answer.kind === "failed" || answer.status !== 200) {
+  if (answer.kind === "failed" || answer.status !== 200 || !isHealth(answer)) {
     return fail(runtime, node, complaint(answer));
   }
   const health = answer.json as Health;
@@ -42,21 +42,26 @@ async function runStatus(argv: readonly string[], runtime: Runtime): Promise<num
   return health.ok ? EXIT_OK : EXIT_FAILED;
 }
 
+/** A node's, or a relay hub's, which has neither a name nor peers. */
+function isHealth(answer: NodeAnswer): boolean {
+  return typeof answered(answer, "node_id") === "string" || answered(answer, "hub") === true;
+}
+
 /** What /health says, as far as it is shown; nodes of other makes say less. */
 export interface Health {
   readonly ok: boolean;
-  readonly node_id: string;
+  readonly node_id?: string;
   readonly version?: string;
-  readonly item_count: number;
-  readonly pending_changes: number;
-  readonly dead_letter: number;
+  readonly item_count?: number;
+  readonly pending_changes?: number;
+  readonly dead_letter?: number;
   readonly parked?: number;
   readonly uptime_s?: number;
   readonly tables?: {
     readonly synced: readonly string[];
     readonly not_synced: readonly { readonly name: string; readonly reason: string }[];
   };
-  readonly peers: readonly (PeerHealth | string)[];
+  readonly peers?: readonly (PeerHealth | string)[];
   readonly verified?: {
     readonly at: number;
     readonly neighbours: number;
@@ -99,27 +104,26 @@ interface PeerHealth {
 
 /** What a person reads. */
 export function statusText(node: string, health: Health): string {
-  const { version, uptime_s, tables, reasons = [], warnings = [] } = health;
+  const { version, uptime_s, tables, reasons = [], warnings = [], peers = [] } = health;
   const about = [
     version && `hook-sync ${version}`,
     uptime_s !== undefined && `up ${span(uptime_s)}`,
   ];
   const known = about.filter((part) => typeof part === "string");
   const lines = [
-    `${health.node_id} at ${node}: ${health.ok ? "well" : "NOT WELL"}${known.length > 0 ? ` (${known.join(", ")})` : ""}`,
+    `${health.node_id ?? "a hub"} at ${node}: ${health.ok ? "well" : "NOT WELL"}${known.length > 0 ? ` (${known.join(", ")})` : ""}`,
     ...reasons.map((reason) => `  wrong: ${reason}`),
     ...warnings.map((warning) => `  look at: ${warning}`),
     ...(tables === undefined ? [] : [`tables   ${tables.synced.join(", ") || "none"}`]),
     ...(tables?.not_synced ?? []).map(({ name, reason }) => `         not ${name}: ${reason}`),
-    `rows     ${shown(health.item_count)}`,
-    `log      ${changes(health.pending_changes)} kept for peers`,
+    ...(health.item_count === undefined ? [] : [`rows     ${shown(health.item_count)}`]),
+    `log      ${changes(health.pending_changes ?? 0)} kept for peers`,
     ...letterLines(health),
     ...verifiedLines(health),
     ...followingLines(health),
-    health.peers.length === 0 ? "no peers" : "peers",
+    peers.length === 0 ? "no peers" : "peers",
   ];
-  const peers = columnsText(health.peers.map(peerCells));
-  return `${lines.join("\n")}\n${peers}${followersText(health)}`;
+  return `${lines.join("\n")}\n${columnsText(peers.map(peerCells))}${followersText(health)}`;
 }
 
 function followingLines({ following }: Health): string[] {
@@ -150,7 +154,7 @@ function followersText({ followers = [] }: Health): string {
   return `followers\n${columnsText(cells)}`;
 }
 
-function letterLines({ dead_letter, parked = 0 }: Health): string[] {
+function letterLines({ dead_letter = 0, parked = 0 }: Health): string[] {
   if (dead_letter === 0) return [];
   return [
     `kept     ${shown(dead_letter)} dead ${dead_letter === 1 ? "letter" : "letters"}, ${shown(parked)} of them received: see the table _dead_letter`,

@@ -3,6 +3,7 @@
  * a running node. Beside transport.ts the only place that opens connections.
  */
 import { IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
+import { describeFailure } from "./transport.ts";
 
 /** One request; an answer that takes longer than `timeoutMs` has failed. */
 export interface NodeCall {
@@ -55,7 +56,7 @@ export async function callNode(call: NodeCall): Promise<NodeAnswer> {
     const identity = parseIdentity(response.headers.get(IDENTITY_HEADER));
     return { kind: "answered", status: response.status, json: parse(text), text, identity };
   } catch (error) {
-    return { kind: "failed", reason: error instanceof Error ? error.message : String(error) };
+    return { kind: "failed", reason: describeFailure(error).reason };
   }
 }
 
@@ -65,7 +66,40 @@ export function complaint(answer: NodeAnswer): string {
   const { json, status } = answer;
   const said =
     typeof json === "object" && json !== null && "error" in json ? String(json.error) : "";
-  return said === "" ? `it answered ${status}` : said;
+  if (said !== "") return said;
+  const isDone = status >= 200 && status < 300;
+  return `it answered ${status}${isDone ? ", but not as a node does; is the address right?" : ""}`;
+}
+
+/**
+ * A member of what a node answered; undefined where it did not do what was asked. Anything may answer 200
+ * at an address: a portal, a proxy, another program.
+ */
+export function answered(answer: NodeAnswer, member: string): unknown {
+  if (answer.kind === "failed" || answer.status >= 300) return undefined;
+  const { json } = answer;
+  if (typeof json !== "object" || json === null || !Object.hasOwn(json, member)) return undefined;
+  return (json as Record<string, unknown>)[member];
+}
+
+/** One of the peers that a node of ours lists at /peers. */
+export interface ListedPeer {
+  readonly url: string;
+  readonly node_id?: string | null;
+  readonly make?: string | null;
+  readonly configured?: boolean;
+}
+
+/** Undefined where that is not what was answered. */
+export function listedPeers(answer: NodeAnswer): readonly ListedPeer[] | undefined {
+  const peers = answered(answer, "peers");
+  return Array.isArray(peers) && peers.every(isListedPeer) ? peers : undefined;
+}
+
+function isListedPeer(value: unknown): value is ListedPeer {
+  return (
+    typeof value === "object" && value !== null && "url" in value && typeof value.url === "string"
+  );
 }
 
 /** A request whose answer may not fit into memory; there is no time limit. */
@@ -103,7 +137,7 @@ export async function downloadFrom(download: Download): Promise<string | undefin
     const declared = Number(response.headers.get("content-length") ?? length);
     return declared === length ? undefined : `it ended after ${length} of ${declared} bytes`;
   } catch (error) {
-    return error instanceof Error ? error.message : String(error);
+    return describeFailure(error).reason;
   }
 }
 
@@ -126,7 +160,9 @@ export async function streamFrom(stream: Stream): Promise<AsyncIterable<Uint8Arr
     // Whoever reads watches for silence; a copy takes long to be made.
     timeout: false,
   } as RequestInit);
-  if (response.ok && response.body !== null) return response.body;
+  // What a source of another program calls its stream is its own affair, but it is no page.
+  const isPage = /^(text\/|application\/json)/.test(response.headers.get("content-type") ?? "");
+  if (response.ok && response.body !== null && !isPage) return response.body;
   const text = await response.text();
   throw new Error(
     complaint({ kind: "answered", status: response.status, json: parse(text), text }),

@@ -357,7 +357,8 @@ const UNREACHED = new Set([
   "ENETUNREACH",
 ]);
 
-function describeFailure(error: unknown): { reason: string; cutOff: boolean } {
+/** Why a fetch failed, for people, and whether somebody had been reached. */
+export function describeFailure(error: unknown): { reason: string; cutOff: boolean } {
   if (!(error instanceof Error)) return { reason: String(error), cutOff: false };
   const code = "code" in error && typeof error.code === "string" ? error.code : undefined;
   // Bun adds advice for callers of fetch after the first sentence.

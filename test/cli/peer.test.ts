@@ -56,6 +56,36 @@ test("a peer of the configuration that was removed stays so, until it is added a
   expect(back).toContain("from the configuration");
 }, 20_000);
 
+test.each(["<html>login</html>", "null", "{}"])(
+  "whatever answers 200 with %s did nothing, and is no node",
+  async (text) => {
+    using portal = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response(text) });
+    const url = `http://127.0.0.1:${portal.port}`;
+    for (const argv of [
+      ["status"],
+      ["peer", "list"],
+      ["peer", "add", "http://127.0.0.1:1"],
+      ["peer", "remove", "http://127.0.0.1:1"],
+      ["backfill", "--peer", "http://127.0.0.1:1"],
+    ]) {
+      const { code, out, err } = await run([...argv, "--node", url]);
+      expect([argv, code, out, err]).toEqual([
+        argv,
+        1,
+        "",
+        `hook-sync: ${url}: it answered 200, but not as a node does; is the address right?\n`,
+      ]);
+    }
+  },
+  30_000,
+);
+
+test("a relay hub's status is shown, as far as it tells", () => {
+  expect(statusText("http://hub", { ok: true })).toBe(
+    "a hub at http://hub: well\nlog      0 changes kept for peers\nno peers\n",
+  );
+});
+
 test("backfill sends everything once more, also to a peer that lost it without a word", async () => {
   await using fleet = new Fleet();
   const b = await fleet.node("ours", [], { flags: FLAGS });

@@ -270,6 +270,37 @@ describe("a peer that comes late", () => {
   );
 
   test(
+    "--join through an address where something else answers first is tried again",
+    async () => {
+      await using fleet = new Fleet();
+      const a = ours(fleet, "a");
+      await a.start();
+      let isPortal = true;
+      await using portal = Bun.serve({
+        hostname: "127.0.0.1",
+        port: 0,
+        fetch: async (request) => {
+          if (isPortal) return new Response("<html>please log in</html>");
+          const { pathname } = new URL(request.url);
+          const { method, headers } = request;
+          return fetch(a.url + pathname, { method, headers, body: await request.bytes() });
+        },
+      });
+      const c = ours(fleet, "c", "--join", `http://127.0.0.1:${portal.port}`);
+      c.flags.push("--url", c.url);
+      await c.start();
+      await until("it says why not", async () =>
+        JSON.stringify(await c.health()).includes("not as a node does"),
+      );
+      isPortal = false;
+      await until("it has joined", () => c.said().includes("joined the mesh"));
+      await a.createMany(3);
+      expect(await settled([a, c], LIMITS)).toHaveLength(3);
+    },
+    TEST_MS_MAX,
+  );
+
+  test(
     "--join from another machine needs the token of the mesh; without it nobody takes the node in",
     async () => {
       await using fleet = new Fleet();
