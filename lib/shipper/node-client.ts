@@ -3,7 +3,7 @@
  * a running node. Beside transport.ts the only place that opens connections.
  */
 import { IDENTITY_HEADER, type Identity, parseIdentity } from "../protocol/identity.ts";
-import { describeFailure } from "./transport.ts";
+import { describeFailure, readText } from "./transport.ts";
 
 /** One request; an answer that takes longer than `timeoutMs` has failed. */
 export interface NodeCall {
@@ -35,6 +35,8 @@ export type NodeAnswer =
   | { readonly kind: "failed"; readonly reason: string };
 
 const TIMEOUT_MS = 10_000;
+/** Twice the largest that a node sends, a batch of one huge row; whatever sends more is no node. */
+const ANSWER_BYTES_MAX = 256 * 1024 * 1024;
 
 /** One request; redirects are not followed. */
 export async function callNode(call: NodeCall): Promise<NodeAnswer> {
@@ -52,7 +54,8 @@ export async function callNode(call: NodeCall): Promise<NodeAnswer> {
       },
       ...(body === undefined ? {} : { body }),
     });
-    const text = await response.text();
+    const text = await readText(response, ANSWER_BYTES_MAX);
+    if (text === undefined) return { kind: "failed", reason: "its answer has no end" };
     const identity = parseIdentity(response.headers.get(IDENTITY_HEADER));
     return { kind: "answered", status: response.status, json: parse(text), text, identity };
   } catch (error) {

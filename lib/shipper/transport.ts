@@ -324,7 +324,7 @@ export class FetchTransport implements Transport {
 }
 
 /** The reply's text, or undefined when it is longer than the cap; strict, so that a BOM stays one. */
-async function readText(response: Response, bytesMax: number): Promise<string | undefined> {
+export async function readText(response: Response, bytesMax: number): Promise<string | undefined> {
   const declared = Number(response.headers.get("Content-Length") ?? Number.NaN);
   if (declared > bytesMax) {
     await response.body?.cancel();

@@ -51,6 +51,21 @@ test("a failure is said without fetch's advice to programmers", async () => {
   expect(complaint(answer)).toBe("ECONNREFUSED: Unable to connect");
 });
 
+test("an answer without an end is not held in memory", async () => {
+  let sent = 0;
+  const body = () =>
+    new ReadableStream<Uint8Array>({
+      pull: (controller) => {
+        sent++;
+        controller.enqueue(new Uint8Array(4 * 1024 * 1024));
+      },
+    });
+  reply = () => new Response(body());
+  const answer = await callNode({ node, method: "GET", path: "/peers" });
+  expect(complaint(answer)).toBe("its answer has no end");
+  expect(sent).toBeLessThan(100);
+});
+
 test("a page is no stream", async () => {
   reply = page;
   const signal = AbortSignal.timeout(5_000);
