@@ -280,10 +280,14 @@ export class Settler {
        SET change_id = change_id - (SELECT min(change_id) FROM _changes WHERE change_id > :max) + :floor + 1
        WHERE change_id > :max`,
     );
-    let floor: number;
-    do {
-      floor = Math.max(this.#settledThrough, newestSane.get(CHANGE_ID_SANE_MAX)!.id ?? 0);
-    } while (bringDown.run({ floor, max: CHANGE_ID_SANE_MAX }).changes > 1);
+    const below = () => Math.max(this.#settledThrough, newestSane.get(CHANGE_ID_SANE_MAX)!.id ?? 0);
+    let floor = below();
+    // Where the sane ones are used up, the others stay as they are.
+    if (floor >= CHANGE_ID_SANE_MAX) return;
+    while (bringDown.run({ floor, max: CHANGE_ID_SANE_MAX }).changes > 1) {
+      floor = below();
+      if (floor >= CHANGE_ID_SANE_MAX) break;
+    }
     const through = Math.max(floor, this.#newest.get()!.id ?? 0);
     this.#db.query("UPDATE sqlite_sequence SET seq = ? WHERE name = '_changes'").run(through);
     this.#isRewritten = true;

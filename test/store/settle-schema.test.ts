@@ -419,6 +419,20 @@ describe.each(WAYS)("%s", (how) => {
     },
   );
 
+  test("a log whose numbers are used up still takes writes", async () => {
+    await using file = await opened();
+    await change(
+      file,
+      how,
+      `INSERT INTO _changes SELECT value, op, table_name, 'b', row_data, was, NULL
+         FROM (SELECT 'INSERT' AS op, 'notes' AS table_name, '{"id":"b"}' AS row_data, NULL AS was),
+           json_each('[4503599627370496, 4503599627370497, 4503599627370498]')`,
+    );
+    file.write("UPDATE notes SET n = 3 WHERE id = 'a'");
+    await file.settle();
+    expect(file.entries().map((entry) => entry.row_id)).toContain("a");
+  });
+
   test("what is no row in the log stops nothing", async () => {
     await using file = await opened();
     const bad = ["'{bad'", "x'ff00'", "'[1]'", "'5'"];
