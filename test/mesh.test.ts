@@ -243,7 +243,8 @@ test("joining through this very node, under a name that it does not know, is wro
       asked++;
       if (method === "POST") return Response.json({ error: "that is me" }, { status: 400 });
       const isHealth = new URL(url).pathname === "/health";
-      return Response.json({}, isHealth ? { headers: { [IDENTITY_HEADER]: identity } } : {});
+      if (!isHealth) return Response.json({ peers: [] });
+      return Response.json({}, { headers: { [IDENTITY_HEADER]: identity } });
     },
   });
   const through = `http://127.0.0.1:${self.port}`;

@@ -54,12 +54,16 @@ test("both sides of a tie stay, a repeat is one", () => {
   expect(kept()).toEqual(["UPDATE 5 a", "UPDATE 5 b"]);
 });
 
-test("a higher version takes the place of all lower ones", () => {
+test("a higher version takes the place of all lower ones, but of no delete, which a column of ours may feel", () => {
   park(5, "UPDATE", "a");
   park(5, "DELETE");
   park(6, "UPDATE", "c");
   park(4, "UPDATE", "d");
-  expect(kept()).toEqual(["UPDATE 6 c"]);
+  expect(kept()).toEqual(["DELETE 5 a", "UPDATE 6 c"]);
+  park(4, "DELETE");
+  expect(kept()).toEqual(["DELETE 5 a", "UPDATE 6 c"]);
+  park(7, "DELETE");
+  expect(kept()).toEqual(["DELETE 7 a"]);
 });
 
 test("what was not kept does not count towards the limit", () => {
