@@ -28,7 +28,12 @@ import { type ShipperHandle, type ShipperHandleOptions, startShipper } from "./s
 import type { FromShipper, PeerStatus } from "./shipper/messages.ts";
 import { answered, callNode, complaint, listedPeers } from "./shipper/node-client.ts";
 import { NEW_PEER } from "./store/peers.ts";
-import { type HeardHealth, isEveryoneCaughtUp, repeatsEndBefore } from "./store/quiet.ts";
+import {
+  Acknowledged,
+  type HeardHealth,
+  isEveryoneCaughtUp,
+  repeatsEndBefore,
+} from "./store/quiet.ts";
 import type { Store } from "./store/store.ts";
 
 /** What a Mesh works with; clock, timers, chance and threads come in from outside. */
@@ -87,6 +92,7 @@ interface KeptPeers {
 export class Mesh implements Membership {
   readonly #options: MeshOptions;
   readonly #peerHealth = new Map<string, HeardHealth>();
+  readonly #acknowledged = new Map<string, Acknowledged>();
   /** By db id: what our senders said last that they still have for us. */
   readonly #restOf = new Map<string, number>();
   readonly #warnings = new Map<string, string>();
@@ -336,10 +342,19 @@ export class Mesh implements Membership {
     }
   }
 
+  #heardNow(health: PeerHealth, nowMs: number): HeardHealth {
+    const { url } = health;
+    const acknowledged = this.#acknowledged.get(url) ?? new Acknowledged();
+    this.#acknowledged.set(url, acknowledged);
+    const peer = this.status().find((one) => one.url === url);
+    const ackedMs = acknowledged.heard(peer, this.#options.store.settledThrough, nowMs);
+    return { health, atMs: nowMs, ackedMs };
+  }
+
   async #onPeerHealth(health: PeerHealth): Promise<void> {
     const { store, clock } = this.#options;
     const isFirst = !this.#peerHealth.has(health.url);
-    this.#peerHealth.set(health.url, { health, atMs: clock.nowMs() });
+    this.#peerHealth.set(health.url, this.#heardNow(health, clock.nowMs()));
     if (await this.#removeSelf(health)) return;
     this.#tellTwins();
     const relation = relationOf(this.#self, health);
@@ -663,6 +678,7 @@ export class Mesh implements Membership {
       removed: isConfigured ? [...kept.removed, url] : kept.removed,
     });
     this.#peerHealth.delete(url);
+    this.#acknowledged.delete(url);
     this.#fills.delete(url);
     for (const what of ["cut", "join"]) this.#warnings.delete(`${what} ${url}`);
     this.#options.onDoubt();

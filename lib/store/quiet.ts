@@ -11,6 +11,45 @@ import type { PeerHealth } from "../protocol/peer.ts";
 export interface HeardHealth {
   readonly health: PeerHealth;
   readonly atMs: number;
+  /** What was settled here before this moment the peer had acknowledged by then; see Acknowledged. */
+  readonly ackedMs: number | undefined;
+}
+
+interface Mark {
+  readonly atMs: number;
+  readonly through: number;
+}
+
+/** A peer that is far behind for long needs no finer steps. */
+const MARKS_MAX = 32;
+
+/**
+ * How far back, in time, a peer has what was written here. A change that is not acknowledged may be sent
+ * again, and reach a peer that forgets deletes after its users' delete of that very row: that nothing waits
+ * at the peer says nothing of such a row yet.
+ */
+export class Acknowledged {
+  #marks: Mark[] = [];
+
+  /** To be asked each time the peer is heard; `peer` is what shipping last said of it. */
+  heard(
+    peer: { readonly lastAcked: number; readonly pending: number } | undefined,
+    settledThrough: number,
+    nowMs: number,
+  ): number | undefined {
+    if (peer === undefined) return undefined;
+    const marks = this.#marks;
+    // Our clock was set back: what was noted by the other time tells nothing.
+    if ((marks.at(-1)?.atMs ?? nowMs) > nowMs) marks.length = 0;
+    const place = marks.findLastIndex(
+      ({ through }) => peer.pending === 0 || through <= peer.lastAcked,
+    );
+    if (place > 0) marks.splice(0, place);
+    const acked = place < 0 ? undefined : marks[0]!.atMs;
+    marks.push({ atMs: nowMs, through: settledThrough });
+    if (marks.length > MARKS_MAX) marks.splice(1, 1);
+    return settledThrough <= peer.lastAcked ? nowMs : acked;
+  }
 }
 
 /** Behind a hub a day of repeats must do: after it, what was on its way has arrived. */
@@ -20,12 +59,14 @@ const HEALTH_MS_MAX = 120_000;
 
 /**
  * Rows contested before the returned moment need no more repeats; undefined while a foreign peer has
- * changes left to send. Without any (one was heard of, but none is configured) it is as behind a hub.
+ * changes left to send, or may get old ones of ours. Without any (one was heard of, but none is configured) it is as behind a hub.
  */
 export function repeatsEndBefore(heard: Iterable<HeardHealth>, nowMs: number): number | undefined {
   const foreign = [...heard].filter(({ health }) => health.identity === undefined);
   if (!foreign.every(({ health }) => health.hub || health.pendingChanges === 0)) return undefined;
-  const quietMs = Math.min(nowMs, ...foreign.map(({ atMs }) => atMs));
+  const ackedMs = foreign.map((peer) => peer.ackedMs);
+  if (!ackedMs.every((ms) => ms !== undefined)) return undefined;
+  const quietMs = Math.min(nowMs, ...ackedMs);
   const canBeKnown = foreign.length > 0 && foreign.every(({ health }) => !health.hub);
   return canBeKnown ? quietMs : quietMs - HUB_QUIET_MS;
 }
