@@ -33,7 +33,7 @@ test("the example is under 60 lines, and a follower has its transfers whole", as
   const url = await start();
   using follower = new Follower();
   const balances = () => {
-    return follower.db.query("SELECT balance FROM accounts ORDER BY name").values().flat();
+    return follower.db.query("SELECT balance FROM accounts ORDER BY id").values().flat();
   };
   /** Follows until the balances are these. */
   const until = async (expected: readonly number[]) => {

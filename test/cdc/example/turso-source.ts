@@ -1,7 +1,7 @@
 /**
  * A program that owns a Turso database and lets others follow it. Run it with a path and a port:
  *
- *     bun test/cdc/example/turso-source.ts app.db 9101
+ *     npx bun test/cdc/example/turso-source.ts turso.db 9101
  *     curl -X POST 'http://127.0.0.1:9101/transfer?from=ann&to=ben&amount=5'
  *
  * A follower asks for /cdc/stream, first without a position (it is sent a copy and then each
@@ -10,18 +10,18 @@
 import { Database } from "@tursodatabase/database/compat";
 import { CdcError, enableCdc, parseWatermark, serveCdc, writeCdc } from "hook-sync/cdc";
 
-const [path = "app.db", port = "9101"] = process.argv.slice(2);
+const [path = "turso.db", port = "9101"] = process.argv.slice(2);
 const db = new Database(path);
 // Of each connection that writes: Turso captures by connection.
 await enableCdc(db);
 await writeCdc(db, () => {
-  db.exec("CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, balance INTEGER NOT NULL)");
+  db.exec("CREATE TABLE IF NOT EXISTS accounts (id TEXT PRIMARY KEY, balance INTEGER NOT NULL)");
   db.exec("INSERT OR IGNORE INTO accounts VALUES ('ann', 100), ('ben', 100)");
 });
 
 async function transfer(from: string, to: string, amount: number): Promise<void> {
   await writeCdc(db, () => {
-    const add = db.prepare("UPDATE accounts SET balance = balance + ? WHERE name = ?");
+    const add = db.prepare("UPDATE accounts SET balance = balance + ? WHERE id = ?");
     add.run(-amount, from);
     add.run(amount, to);
   });
