@@ -196,6 +196,12 @@ export class Mesh implements Membership {
     return this.#urls();
   }
 
+  /** Peers of the configuration that were removed while running, and stay so until they are added again. */
+  get removed(): readonly string[] {
+    const { removed } = this.#kept();
+    return this.#options.config.peers.filter((url) => removed.includes(url));
+  }
+
   /** Ships what waits, at most this long, and ends the worker. Returns what the last peer lacks. */
   async stop(withinMs: number): Promise<number> {
     this.#isStopping = true;

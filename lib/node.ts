@@ -355,6 +355,8 @@ class Node implements RunningNode {
       lines.push(
         `${table}: ${rows} row${rows === 1 ? "" : "s"} whose id is NULL or a BLOB: left out`,
       );
+    for (const url of this.#mesh!.removed)
+      lines.push(`not a peer: ${url}, it was removed; to have it again: hook-sync peer add ${url}`);
     lines.push(
       urls.length === 0
         ? "no peers"

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { statusText } from "../../lib/cli/status.ts";
 import { Fleet, settled, until } from "../interop/support/fleet.ts";
-import { run } from "./run.ts";
+import { run, start } from "./run.ts";
 
 const FLAGS = ["--verify-every", "0", "--health-ms", "200"];
 
@@ -48,7 +48,15 @@ test("a peer of the configuration that was removed stays so, until it is added a
   const b = await fleet.node("ours", [], { flags: FLAGS });
   const a = await fleet.node("ours", [b], { flags: FLAGS });
   await run(["peer", "remove", b.url, "--node", a.url]);
-  await a.restart();
+  await a.stop("SIGTERM");
+  const argv = ["--id", a.id, "--db", a.dbPath, "--listen", "127.0.0.1:0", "--peer", b.url];
+  const restarted = start(argv);
+  expect(await restarted.printed("out", "no peers")).toContain(
+    `not a peer: ${b.url}, it was removed; to have it again: hook-sync peer add ${b.url}\n`,
+  );
+  restarted.kill("SIGTERM");
+  expect((await restarted.ended()).code).toBe(0);
+  await a.start();
   const { out } = await run(["peer", "list", "--node", a.url, "--json"]);
   expect(JSON.parse(out).peers).toEqual([]);
   await run(["peer", "add", b.url, "--node", a.url]);
