@@ -87,6 +87,11 @@ export async function refuse(
 
 /** Tells that a node did not do what was asked; answers with the exit code. */
 export async function fail({ terminal }: Runtime, node: string, why: string): Promise<number> {
-  await terminal.err(`hook-sync: ${withoutCredentials(node)}: ${why}\n`);
+  await terminal.err(`hook-sync: ${withoutCredentials(node)}: ${withAdvice(why)}\n`);
   return EXIT_FAILED;
+}
+
+/** Why there was no answer, and what to look at where nobody listens at the address. */
+export function withAdvice(why: string): string {
+  return why.includes("ECONNREFUSED") ? `${why}; does a node run there?` : why;
 }

@@ -25,6 +25,7 @@ import {
   readNodeWords,
   readUrl,
   refuse,
+  withAdvice,
 } from "./node-words.ts";
 import { columnsText, flagLines } from "./usage.ts";
 
@@ -87,7 +88,7 @@ async function runVerify(argv: readonly string[], runtime: Runtime): Promise<num
     });
   } catch (error) {
     if (!(error instanceof ComparisonError)) throw error;
-    await runtime.terminal.err(`hook-sync: could not compare: ${error.message}\n`);
+    await runtime.terminal.err(`hook-sync: could not compare: ${withAdvice(error.message)}\n`);
     return EXIT_COULD_NOT_TELL;
   }
   await runtime.terminal.out(isJson ? comparisonJson(comparison) : comparisonText(comparison));

@@ -167,6 +167,7 @@ test("where nobody answers: exit 1 and why", async () => {
     const { code, out, err } = await run([...argv, "--node", "http://127.0.0.1:1"]);
     expect([code, out]).toEqual([1, ""]);
     expect(err).toStartWith("hook-sync: http://127.0.0.1:1: ");
+    expect(err).toEndWith("; does a node run there?\n");
   }
 });
 
