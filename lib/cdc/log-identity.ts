@@ -26,7 +26,8 @@ const SELECT_SQL = "SELECT log, complete FROM _cdc_log";
 export async function readLogIdentity(connection: CdcConnection): Promise<LogIdentity> {
   const found = await findLogIdentity(connection);
   if (found === undefined) {
-    throw new CdcError("source-unfit", "this database keeps no change log: enableCdc makes one");
+    const remedy = "a node makes one with --cdc, another program with enableCdc";
+    throw new CdcError("source-unfit", `this database keeps no change log: ${remedy}`);
   }
   return found;
 }
