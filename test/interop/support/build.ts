@@ -9,7 +9,7 @@
  * itself to build ahead of the tests.
  */
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 
 const PEERS = join(import.meta.dir, "..", "peers");
 const GO = join(PEERS, "go");
@@ -79,6 +79,8 @@ async function unlessBuilt(
   const stamp = join(folder, ".built-from");
   const current = existsSync(stamp) && readFileSync(stamp, "utf8") === hash;
   if (current && results.every((path) => existsSync(path))) return;
+  // Silence of minutes would look like a test that hangs.
+  console.warn(`interop: building ${dirname(folder)}, once; that takes minutes`);
   await build();
   mkdirSync(folder, { recursive: true });
   writeFileSync(stamp, hash);
