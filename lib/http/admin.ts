@@ -23,12 +23,17 @@ export function requireAdmin({ headers, remoteAddress, token }: AdminCheck): voi
   if (given !== undefined && token !== undefined && token !== "" && isSame(given, token)) return;
   const isForwarded = FORWARDING_HEADERS.some((name) => headers.has(name));
   if (given === undefined && !isForwarded && isLoopback(remoteAddress)) return;
-  throw new RequestError(
-    403,
-    token === undefined
-      ? "this is allowed only from this machine (127.0.0.1); start the node with --admin-token to allow it from elsewhere"
-      : "this is allowed only from this machine (127.0.0.1) or with Authorization: Bearer and the admin token",
-  );
+  throw new RequestError(403, refusal(given !== undefined, token !== undefined && token !== ""));
+}
+
+/** A wrong token is refused on this machine, too: whoever sent one from here is told of the token. */
+function refusal(isGiven: boolean, isExpected: boolean): string {
+  if (isGiven && isExpected) return "the admin token that was sent is not the one of this node";
+  if (isGiven)
+    return "an admin token was sent, but this node has none: send none on its own machine (127.0.0.1), or start it with --admin-token";
+  return isExpected
+    ? "this is allowed only from this machine (127.0.0.1) or with Authorization: Bearer and the admin token"
+    : "this is allowed only from this machine (127.0.0.1); start the node with --admin-token to allow it from elsewhere";
 }
 
 /** `::ffff:127.0.0.1` is what a dual-stack socket says of 127.0.0.1. */

@@ -96,3 +96,13 @@ test("tokens are compared in constant time, whatever their length", () => {
     compare.mockRestore();
   }
 });
+
+test("whoever sent a token reads what is wrong with it, not that only this machine may", () => {
+  const headers = { Authorization: "Bearer another" };
+  expect(refusal({ headers, token: TOKEN })?.[1]).toBe(
+    "the admin token that was sent is not the one of this node",
+  );
+  expect(refusal({ headers })?.[1]).toStartWith(
+    "an admin token was sent, but this node has none: ",
+  );
+});
