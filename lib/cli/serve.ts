@@ -105,20 +105,28 @@ export async function runNode(
 }
 
 /**
+ * `timeout` and npm pass on a signal that the whole group has had already: what comes so soon is the same
+ * wish. Nobody means it twice within it.
+ */
+const SAME_SIGNAL_MS = 50;
+
+/**
  * Resolves with the first SIGTERM or SIGINT. Handlers of our own also make both work in process 1 of
  * a container, where a signal without a handler is ignored.
  */
 function firstSignal(log: Logger): Promise<string> {
   const numbers = { SIGINT: 2, SIGTERM: 15 } as const;
   return new Promise((resolve) => {
-    let seen = false;
+    let firstMs: number | undefined;
     for (const signal of ["SIGINT", "SIGTERM"] as const) {
       process.on(signal, () => {
-        if (!seen) {
-          seen = true;
+        const nowMs = systemClock.monotonicMs();
+        if (firstMs === undefined) {
+          firstMs = nowMs;
           resolve(signal);
           return;
         }
+        if (nowMs - firstMs < SAME_SIGNAL_MS) return;
         log.warn("told to stop a second time; ended at once", { signal });
         process.exit(128 + numbers[signal]);
       });
