@@ -32,15 +32,19 @@ function isQuiet(sql: string, condition: readonly Token[]): boolean {
 /** Both bind loosest of all; the AND of a BETWEEN, and what stands in a CASE, is no such word. */
 function partsAt(word: "AND" | "OR", condition: readonly Token[]): Token[][] {
   const parts: Token[][] = [[]];
-  let depth = 0;
+  const open: string[] = [];
   let betweens = 0;
-  for (const token of condition) {
-    if (token.value === "(" || isWord(token, "CASE")) depth++;
-    if (token.value === ")" || isWord(token, "END")) depth--;
-    if (depth === 0 && isWord(token, "BETWEEN")) betweens++;
-    const isOfBetween = depth === 0 && isWord(token, "AND") && betweens > 0;
+  for (const [i, token] of condition.entries()) {
+    if (token.value === "(" || isWord(token, "CASE")) open.push(token.value);
+    else if (token.value === ")") open.pop();
+    // `end` is also a usual name of a column, which needs no quotes.
+    else if (isWord(token, "END") && open.at(-1) !== "(" && condition[i - 1]?.value !== ".")
+      open.pop();
+    const isOutside = open.length === 0;
+    if (isOutside && isWord(token, "BETWEEN")) betweens++;
+    const isOfBetween = isOutside && isWord(token, "AND") && betweens > 0;
     if (isOfBetween) betweens--;
-    if (depth === 0 && isWord(token, word) && !isOfBetween) parts.push([]);
+    if (isOutside && isWord(token, word) && !isOfBetween) parts.push([]);
     else parts.at(-1)!.push(token);
   }
   return parts;

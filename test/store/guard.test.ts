@@ -14,7 +14,9 @@ function fires(condition: string): boolean {
   using db = new Database(":memory:");
   db.run("CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER)");
   db.run("INSERT INTO _meta VALUES('syncing', 1)");
-  db.run("CREATE TABLE items(id, v); CREATE TABLE fired(n); INSERT INTO items VALUES('a', 0)");
+  db.run(
+    "CREATE TABLE items(id, v, end); CREATE TABLE fired(n); INSERT INTO items VALUES('a', 0, 9)",
+  );
   db.run(trigger(condition));
   for (const v of [0, 1, 2]) db.query("UPDATE items SET v = ?").run(v);
   return db.query("SELECT 1 FROM fired").get() !== null;
@@ -29,6 +31,8 @@ test.each([
   `(${G} AND NEW.v = 1) OR (NEW.v = 2 AND ${G})`,
   `NEW.v BETWEEN 0 AND 2 AND ${G}`,
   `CASE NEW.v WHEN 1 THEN 1 ELSE 0 END AND /* it */ ${G}`,
+  `NEW.end > NEW.v AND ${G}`,
+  `EXISTS (SELECT 1 FROM items WHERE end > NEW.v) AND CASE WHEN NEW.end THEN 1 END AND ${G}`,
   "0 = (SELECT value FROM _meta WHERE key = 'syncing')",
   "(SELECT value = 0 FROM _meta WHERE key = 'syncing')",
   "(SELECT m.value FROM main._meta AS m WHERE m.key = 'syncing') IS NOT 1 AND NEW.v",
