@@ -37,6 +37,17 @@ test("a sample of the stamps is looked at, from both ends", () => {
   expect(look(rows(2_500))).toEqual(["t"]);
 });
 
+test("only what is kept out by its stamps is looked at again for them", () => {
+  const db = new Database(":memory:");
+  db.run("CREATE TABLE odd(id TEXT PRIMARY KEY, updated_at INTEGER)");
+  db.run("CREATE TABLE keyed(n INTEGER PRIMARY KEY, id TEXT, updated_at INTEGER)");
+  db.run("INSERT INTO odd VALUES('a', 1700000000000000)");
+  db.run("INSERT INTO keyed VALUES(1, 'a', 1700000000000000)");
+  const { notSynced, oddlyStamped } = surveyAll(db);
+  expect(notSynced.map(({ name }) => name)).toEqual(["odd", "keyed"]);
+  expect(oddlyStamped.map(({ name }) => name)).toEqual(["odd"]);
+});
+
 test("seconds are not told from old milliseconds; NULL and zero are fine", () => {
   const sql = "CREATE TABLE t(id TEXT PRIMARY KEY, updated_at INTEGER); INSERT INTO t VALUES";
   expect(look(`${sql} ('a', 1700000000), ('b', NULL), ('c', 0), ('d', -5)`)).toEqual(["t"]);
