@@ -41,7 +41,16 @@ import { allColumnNames, columnsOf, hasRowids, schemaVersion } from "./sqlite-ta
 /** Bound how long one prune and one part of a settle hold the write lock. */
 const PRUNE_ROWS_MAX = 5_000;
 const PART_ROWS_MAX = 5_000;
-const LOG_TABLES = ["_cdc", "_cdc_object", "_cdc_state", "_cdc_log", "_cdc_canary", "_cdc_rebuild"];
+/** With a column of each, by which it is known from another program's table of that name. */
+const LOG_COLUMNS = {
+  _cdc: "change_type",
+  _cdc_object: "tbl_name",
+  _cdc_state: "planned",
+  _cdc_log: "complete",
+  _cdc_canary: "kept",
+  _cdc_rebuild: "rows_from",
+} as const;
+const LOG_TABLES = Object.keys(LOG_COLUMNS);
 /** No schema's version: the log is not there yet. */
 const UNSETTLED = -1;
 const ROWID_MIN = -(2n ** 63n);
@@ -86,6 +95,7 @@ export class SqliteCapture {
   static openUnsettled(db: Database, random: Random = systemRandom): SqliteCapture {
     const capture = new SqliteCapture(db);
     if (!SqliteCapture.isWhole(db)) {
+      refuseOthersTables(db);
       // Somebody took out a part of it: what is left is no log.
       SqliteCapture.remove(db);
       capture.#begin(random);
@@ -533,6 +543,19 @@ export class SqliteCapture {
         .get(name, table) !== null
     );
   }
+}
+
+/** A table that was never the log's is not dropped for having its name. */
+function refuseOthersTables(db: Database): void {
+  const other = db
+    .query<{ name: string }, [string]>(
+      `SELECT t.name FROM json_each(?) AS ours JOIN sqlite_schema AS t ON lower(t.name) = ours.key
+       WHERE t.type = 'table'
+         AND NOT EXISTS (SELECT 1 FROM pragma_table_info(t.name) AS c WHERE c.name = ours.value)`,
+    )
+    .get(JSON.stringify({ ...LOG_COLUMNS, _cdc_follower: "seen_ms" }));
+  if (other !== null)
+    throw unfit(`its table ${other.name} has a name of the log's, and is another's`);
 }
 
 function unfit(why: string): CdcError {

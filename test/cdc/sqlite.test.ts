@@ -550,6 +550,17 @@ describe("which log it is", () => {
     await equal(reader, follower);
   });
 
+  test.each(["_cdc", "_CDC_Log", "_cdc_follower"])(
+    "leaves a table %s alone that is another program's",
+    (name) => {
+      const db = new Database(":memory:");
+      db.run(`CREATE TABLE ${name} (one INTEGER PRIMARY KEY, note TEXT)`);
+      db.run(`INSERT INTO ${name} VALUES (1, 'kept')`);
+      expect(() => SqliteCapture.open(db)).toThrow(`its table ${name} `);
+      expect(db.query(`SELECT * FROM ${name}`).all()).toEqual([{ one: 1, note: "kept" }]);
+    },
+  );
+
   test("can be taken out of the file, and begins anew under another name", async () => {
     const { program, reader } = captured(`${T}; INSERT INTO t VALUES (1, 1, 1)`);
     using follower = new Follower();
