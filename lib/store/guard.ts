@@ -63,15 +63,24 @@ function withoutParentheses(condition: readonly Token[]): readonly Token[] | und
   return end === condition.length - 1 ? condition.slice(1, -1) : undefined;
 }
 
-/** What depends on the row, or on anything else in the file, cannot be told without it. */
-function isFalseWhileApplying(expression: string): boolean {
-  using db = new Database(":memory:");
+/** Asked whenever the schema changes, of each trigger: one is opened for all, and nothing writes to it. */
+let flagUp: Database | undefined;
+
+function openFlagUp(): Database {
+  const db = new Database(":memory:");
   db.run("CREATE TABLE _meta(key TEXT PRIMARY KEY, value INTEGER)");
   db.run("INSERT INTO _meta VALUES('syncing', 1)");
+  return db;
+}
+
+/** What depends on the row, or on anything else in the file, cannot be told without it. */
+function isFalseWhileApplying(expression: string): boolean {
+  flagUp ??= openFlagUp();
   try {
-    return (
-      db.query<{ fires: number }, []>(`SELECT (${expression}) IS TRUE AS fires`).get()?.fires === 0
+    using statement = flagUp.prepare<{ fires: number }, []>(
+      `SELECT (${expression}) IS TRUE AS fires`,
     );
+    return statement.get()?.fires === 0;
   } catch {
     return false;
   }
