@@ -61,7 +61,8 @@ export interface Health {
     readonly synced: readonly string[];
     readonly not_synced: readonly { readonly name: string; readonly reason: string }[];
   };
-  readonly peers?: readonly (PeerHealth | string)[];
+  /** A Go node that has none says null. */
+  readonly peers?: readonly (PeerHealth | string)[] | null;
   readonly verified?: {
     readonly at: number;
     readonly neighbours: number;
@@ -104,7 +105,8 @@ interface PeerHealth {
 
 /** What a person reads. */
 export function statusText(node: string, health: Health): string {
-  const { version, uptime_s, tables, reasons = [], warnings = [], peers = [] } = health;
+  const { version, uptime_s, tables, reasons = [], warnings = [] } = health;
+  const peers = health.peers ?? [];
   const about = [
     version && `hook-sync ${version}`,
     uptime_s !== undefined && `up ${span(uptime_s)}`,

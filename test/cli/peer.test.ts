@@ -88,6 +88,10 @@ test.each(["<html>login</html>", "null", "{}"])(
   30_000,
 );
 
+test("the status of a Go node without peers is shown", () => {
+  expect(statusText("http://go", { ok: true, node_id: "go", peers: null })).toEndWith("no peers\n");
+});
+
 test("a relay hub's status is shown, as far as it tells", () => {
   expect(statusText("http://hub", { ok: true })).toBe(
     "a hub at http://hub: well\nlog      0 changes kept for peers\nno peers\n",
