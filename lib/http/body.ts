@@ -4,12 +4,15 @@
  * kind is also what keeps web pages from writing to a node.
  */
 import { RequestError } from "../base/errors.ts";
+import { BATCH_BYTES_MAX } from "../protocol/limits.ts";
 import { parseJson } from "../store/row-input.ts";
 
 /** Below this a body is read at once: hundreds of them together are no weight. */
 const SMALL_BYTES = 1024 * 1024;
 /** Of larger bodies on their way in, all together; any one of them is let in when it is alone. */
 const ROOM_BYTES = 512 * 1024 * 1024;
+/** What nodes send each other has a part of it to itself: senders of more that stall hold up no mesh. */
+const BATCHES_PART = 1 / 4;
 
 /** Size and place of one node's bodies. */
 export interface BodyReaderOptions {
@@ -23,19 +26,57 @@ interface Waiting {
   readonly enter: () => void;
 }
 
+class Room {
+  readonly #bytes: number;
+  readonly #waiting: Waiting[] = [];
+  #taken = 0;
+
+  constructor(bytes: number) {
+    this.#bytes = bytes;
+  }
+
+  /** In the order they came, so that a large one is not passed for ever. */
+  enter(bytes: number): Promise<void> {
+    return new Promise((enter) => {
+      this.#waiting.push({ bytes, enter });
+      this.#letIn();
+    });
+  }
+
+  leave(bytes: number): void {
+    this.#taken -= bytes;
+    this.#letIn();
+  }
+
+  #letIn(): void {
+    for (;;) {
+      const [next] = this.#waiting;
+      if (next === undefined) return;
+      if (this.#taken > 0 && this.#taken + next.bytes > this.#bytes) return;
+      this.#waiting.shift();
+      this.#taken += next.bytes;
+      next.enter();
+    }
+  }
+}
+
 /**
  * Reads bodies: one per node, so that many large ones at once do not fill the memory. One that has to
  * wait stays with its sender: nothing is taken from a connection until its body is read.
  */
 export class BodyReader {
   readonly #bytesMax: number;
-  readonly #roomBytes: number;
-  readonly #waiting: Waiting[] = [];
-  #taken = 0;
+  readonly #batches: Room;
+  readonly #others: Room;
 
   constructor({ bytesMax, roomBytes = ROOM_BYTES }: BodyReaderOptions) {
     this.#bytesMax = bytesMax;
-    this.#roomBytes = roomBytes;
+    this.#batches = new Room(roomBytes * BATCHES_PART);
+    this.#others = new Room(roomBytes * (1 - BATCHES_PART));
+  }
+
+  #roomFor(bytes: number): Room {
+    return bytes <= BATCH_BYTES_MAX ? this.#batches : this.#others;
   }
 
   /** Integers beyond 2^53 come as BigInt (`parseJson`). Throws a RequestError: 400, 413 or 415. */
@@ -67,57 +108,34 @@ export class BodyReader {
   }
 
   async #receiveLarge(request: Request, bytes: number): Promise<Uint8Array> {
-    await this.#enter(bytes);
+    const room = this.#roomFor(bytes);
+    await room.enter(bytes);
     try {
       return await request.bytes();
     } finally {
-      this.#leave(bytes);
+      room.leave(bytes);
     }
   }
 
   async #receiveChunks(request: Request, bytesMax: number): Promise<Uint8Array> {
     const chunks: Uint8Array[] = [];
     let bytes = 0;
-    let room = 0;
+    let room: Room | undefined;
     try {
       for await (const chunk of request.body ?? []) {
         bytes += chunk.length;
         // Leaving the loop cancels the rest.
         if (bytes > bytesMax) throw tooLarge(bytesMax);
         chunks.push(chunk);
-        if (bytes <= SMALL_BYTES || room > 0) continue;
+        if (bytes <= SMALL_BYTES || room !== undefined) continue;
         // For all that may come: two that each waited for more would wait for each other.
-        room = bytesMax;
-        await this.#enter(room);
+        room = this.#roomFor(bytesMax);
+        await room.enter(bytesMax);
       }
     } finally {
-      if (room > 0) this.#leave(room);
+      room?.leave(bytesMax);
     }
     return Buffer.concat(chunks);
-  }
-
-  /** In the order they came, so that a large one is not passed for ever. */
-  #enter(bytes: number): Promise<void> {
-    return new Promise((enter) => {
-      this.#waiting.push({ bytes, enter });
-      this.#letIn();
-    });
-  }
-
-  #leave(bytes: number): void {
-    this.#taken -= bytes;
-    this.#letIn();
-  }
-
-  #letIn(): void {
-    for (;;) {
-      const [next] = this.#waiting;
-      if (next === undefined) return;
-      if (this.#taken > 0 && this.#taken + next.bytes > this.#roomBytes) return;
-      this.#waiting.shift();
-      this.#taken += next.bytes;
-      next.enter();
-    }
   }
 }
 

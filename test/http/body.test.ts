@@ -98,6 +98,18 @@ test("small ones pass, and a sender that goes away gives its place to the next",
   expect((await nextRead).length).toBe(8 * MIB);
 });
 
+test("a batch of a node does not wait for larger bodies whose senders stall", async () => {
+  const bodies = new BodyReader({ bytesMax: 20 * MIB, roomBytes: 40 * MIB });
+  const stalled = [1, 2, 3].map(() => new SlowBody(20 * MIB));
+  for (const { request } of stalled) bodies.bytes(request).catch(() => {});
+  const batch = new SlowBody(8 * MIB);
+  const read = bodies.bytes(batch.request);
+  batch.give(8 * MIB);
+  batch.end();
+  expect((await read).length).toBe(8 * MIB);
+  for (const body of stalled) body.fail();
+});
+
 test("one larger than the room is read alone", async () => {
   const bodies = new BodyReader({ bytesMax: 8 * MIB, roomBytes: 2 * MIB });
   const large = new SlowBody(6 * MIB);
