@@ -4,7 +4,7 @@
  * no guard. What the parts of the condition come to with the flag up, SQLite itself is asked.
  */
 import { Database } from "bun:sqlite";
-import { isWord, nameKey, sourceOf, type Token, triggerParts } from "./sql.ts";
+import { isWord, nameKey, quoteName, sourceOf, type Token, triggerParts } from "./sql.ts";
 
 /** False where it cannot be told: then the table does not qualify, and the remedy says what can. */
 export function isGuarded(triggerSql: string): boolean {
@@ -26,7 +26,7 @@ function isQuiet(sql: string, condition: readonly Token[]): boolean {
   const terms = partsAt("AND", condition);
   if (terms.length > 1) return terms.some((part) => isQuiet(sql, part));
   const inner = withoutParentheses(condition);
-  return inner ? isQuiet(sql, inner) : isFalseWhileApplying(sourceOf(sql, condition));
+  return inner ? isQuiet(sql, inner) : isFalseWhileApplying(sql, condition);
 }
 
 /** Both bind loosest of all; the AND of a BETWEEN, and what stands in a CASE, is no such word. */
@@ -73,15 +73,28 @@ function openFlagUp(): Database {
   return db;
 }
 
-/** What depends on the row, or on anything else in the file, cannot be told without it. */
-function isFalseWhileApplying(expression: string): boolean {
+/** What comes to false without a look at the row; what depends on it, or on other tables, cannot be told. */
+function isFalseWhileApplying(sql: string, condition: readonly Token[]): boolean {
   flagUp ??= openFlagUp();
+  // A value of the row is an error to whoever reads it, and CASE reads only what it comes to.
+  const values = rowColumns(condition).map((name) => `json('{' || key) AS ${quoteName(name)}`);
+  const row = `(SELECT ${["0 AS _hooksync", ...values].join(", ")} FROM _meta)`;
   try {
     using statement = flagUp.prepare<{ fires: number }, []>(
-      `SELECT (${expression}) IS TRUE AS fires`,
+      `SELECT (${sourceOf(sql, condition)}) IS TRUE AS fires FROM ${row} AS new, ${row} AS old`,
     );
     return statement.get()?.fires === 0;
   } catch {
     return false;
   }
+}
+
+/** The columns that are read of NEW and OLD. */
+function rowColumns(condition: readonly Token[]): string[] {
+  const names = new Map<string, string>();
+  for (const [i, { value }] of condition.entries()) {
+    const isOfRow = ["new", "old"].includes(nameKey(condition[i - 2]?.value ?? ""));
+    if (isOfRow && condition[i - 1]!.value === ".") names.set(nameKey(value), value);
+  }
+  return [...names.values()];
 }
