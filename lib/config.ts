@@ -372,10 +372,6 @@ export function loadConfig(input: ConfigInput): ConfigResult {
   }
   const own = { ...listen, hosts: input.ownHosts ?? [] };
   const isSelf = (url: string) => url === nodeUrl || isOwnAddress(url, own);
-  if (join !== undefined && isSelf(join)) {
-    const right = "that is this node itself; expected another node of the mesh";
-    mistakes.push({ where: given.get("join")!.where, value: join, right });
-  }
   const peers = takePeers(given.get("peer"), isSelf, mistakes);
   const tables = takeTables(given.get("tables"), mistakes);
   const schema = take("schema", (path) => {

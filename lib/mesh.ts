@@ -779,10 +779,11 @@ export class Mesh implements Membership {
       const taken = make === "foreign" ? "foreign" : await this.#askToTakeIn(url);
       if (taken === "self") {
         if (url !== through) continue;
+        // Under a name that several nodes share, another of them may answer the next time.
         const text = `cannot join through ${through}: that is this node itself; give --join the address of another node of the mesh`;
-        log.error(text);
+        log.log(level, text);
         this.#warnings.set("join", text);
-        return true;
+        return false;
       }
       if (taken === "foreign") {
         log.log(

@@ -310,24 +310,6 @@ test.each(["", "\n", "-- nothing yet\n/* here */ ;", "/* CREATE TABLE t(id)"])(
   },
 );
 
-test("nor does it join a mesh through itself", () => {
-  const world = { ownHosts: ["myhost"] };
-  const own = [
-    "http://127.0.0.1:9001",
-    "http://localhost:9001",
-    "http://myhost:9001",
-    "HTTP://Me/",
-  ];
-  for (const through of own) {
-    const argv = ["--url", "http://me", "--join", through];
-    expect(mistake(argv, world)).toContain("this node itself");
-  }
-  expect(
-    config(["--id", "a", "--db", "a.db", "--url", "http://me", "--join", "http://b:9001"], world)
-      .join,
-  ).toBe("http://b:9001");
-});
-
 test("a peer that is this node's own --url, in any spelling, is the node itself", () => {
   const argv = ["--url", "https://Me.example/", "--peer", "https://me.example:443"];
   expect(mistake(argv)).toContain("this node itself");

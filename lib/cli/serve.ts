@@ -108,7 +108,7 @@ export async function runNode(
  * `timeout` and npm pass on a signal that the whole group has had already: what comes so soon is the same
  * wish. Nobody means it twice within it.
  */
-const SAME_SIGNAL_MS = 50;
+const SAME_SIGNAL_MS = 20;
 
 /**
  * Resolves with the first SIGTERM or SIGINT. Handlers of our own also make both work in process 1 of
