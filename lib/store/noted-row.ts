@@ -32,9 +32,14 @@ export function rowsByVersion(
   const own: Change = { version: row.version, source: undefined, cells: new Map() };
   const changes = [own];
   for (const [key, { value }] of row.values) if (!row.notes.has(key)) own.cells.set(key, value);
-  for (const [key, { version, value, source }] of row.notes) {
+  for (const [key, { version, value, source, isOwn }] of row.notes) {
     // No change ever carried it: the other node knows that by not hearing of it.
     if (version === VERSION_NEVER) continue;
+    // Its source may be another change of that version, which lost against the row as it is.
+    if (isOwn && version === row.version) {
+      own.cells.set(key, value);
+      continue;
+    }
     let change = changes.find((other) => other.version === version && other.source === source);
     if (change === undefined) {
       change = { version, source, cells: new Map(source) };
