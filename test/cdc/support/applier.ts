@@ -13,9 +13,10 @@ import {
 
 const [url, path] = process.argv.slice(2) as [string, string];
 const db = new Database(path);
+// First: a reader may hold the file that the one before left when it was killed.
+db.run("PRAGMA busy_timeout = 5000");
 db.run("PRAGMA journal_mode = WAL");
 db.run("PRAGMA synchronous = OFF");
-db.run("PRAGMA busy_timeout = 5000");
 const replica = new Replica(db);
 
 for (let from: Watermark | null = replica.watermark(); ; ) {
