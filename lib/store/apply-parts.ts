@@ -10,6 +10,7 @@ import type { SyncedTable } from "./schema.ts";
 import type { Superseded } from "./superseded.ts";
 import type { TableWriter } from "./table-writer.ts";
 import type { Tombstones } from "./tombstones.ts";
+import type { TriggerPause } from "./trigger-pause.ts";
 
 /** Who sent a batch. */
 export interface Sender {
@@ -90,5 +91,6 @@ export interface ApplyParts {
   readonly deadLetters: DeadLetters;
   readonly healing: Healing;
   readonly log: ChangeLog;
+  readonly pause: TriggerPause;
   readonly onEvent: (event: ApplyEvent) => void;
 }

@@ -38,6 +38,9 @@ interface Slice {
   readonly guilty: Guilty;
 }
 
+/** `ahead`: how many changes of the batch there are for each of the slice, itself included. */
+type SliceInBatch = Slice & { readonly ahead: number };
+
 /** One per writing connection. Everything runs inside the caller's transaction. */
 export class Applier {
   readonly #db: Database;
@@ -64,9 +67,13 @@ export class Applier {
     return writer;
   }
 
-  /** Applies `changes[from..to)` inside the caller's transaction. */
-  apply(from: number, to: number, slice: Slice): void {
-    const { batch, sender, nowMs, guilty } = slice;
+  /**
+   * Applies `changes[from..to)` inside the caller's transaction. After the last slice that is to be in
+   * it, `endPart` must be called.
+   */
+  apply(from: number, to: number, given: Slice): void {
+    const { batch, sender, nowMs, guilty } = given;
+    const slice = { ...given, ahead: (batch.length - from) / (to - from) };
     this.#raiseFlag();
     const survey = this.#parts.survey();
     const reader = new RunReader({ survey, nowMs, isOurs: sender.isOurs });
@@ -82,6 +89,11 @@ export class Applier {
     }
     this.#writeRuns(reader, slice);
     this.#lowerFlag();
+  }
+
+  /** Puts back the triggers that writing many rows took away. */
+  endPart(): void {
+    this.#parts.pause.end();
   }
 
   /** After a batch: constraints that other rows may have lifted meanwhile, and what has come due. */
@@ -115,14 +127,15 @@ export class Applier {
     this.#db.query("UPDATE _meta SET value = 0 WHERE key = 'syncing'").run();
   }
 
-  #writeRuns(reader: RunReader, slice: Slice, table?: SyncedTable): void {
-    const { sender, nowMs, tally } = slice;
+  #writeRuns(reader: RunReader, slice: SliceInBatch, table?: SyncedTable): void {
+    const { sender, nowMs, tally, ahead } = slice;
     for (const run of reader.take(table)) {
       this.#chunks.write(run, {
         isForeign: !sender.isOurs,
         originOf: sender.originOf,
         nowMs,
         tally,
+        ahead,
         alone: (at) => this.#applyOne(at, slice),
       });
     }
@@ -130,7 +143,7 @@ export class Applier {
 
   // ── Single changes ──────────────────────────────────────────────────────────────────────────
 
-  #applyOne(at: number, slice: Slice, reader?: RunReader): void {
+  #applyOne(at: number, slice: SliceInBatch, reader?: RunReader): void {
     const outcome = this.#decide(at, slice, reader);
     const [before, ...earlier] = slice.sender.superseded.by(at);
     if (before === undefined) return;
@@ -139,7 +152,7 @@ export class Applier {
     else if (outcome === "applied") slice.tally.applied += 1 + earlier.length;
   }
 
-  #decide(at: number, slice: Slice, reader: RunReader | undefined): Outcome {
+  #decide(at: number, slice: SliceInBatch, reader: RunReader | undefined): Outcome {
     const { tally } = slice;
     const outcome = this.#tryOne(at, slice, reader);
     if (outcome === "applied") tally.applied++;
@@ -148,7 +161,7 @@ export class Applier {
     return outcome;
   }
 
-  #tryOne(at: number, slice: Slice, reader: RunReader | undefined): Outcome {
+  #tryOne(at: number, slice: SliceInBatch, reader: RunReader | undefined): Outcome {
     const { batch, sender, nowMs, tally, guilty } = slice;
     const change = batch[at]!;
     const survey = this.#parts.survey();

@@ -15,6 +15,8 @@ export interface ChunkContext {
   readonly originOf: (at: number) => Origin;
   readonly nowMs: number;
   readonly tally: ApplyTally;
+  /** How many times as many changes as are in this run are likely to come, itself included. */
+  readonly ahead: number;
   /** Decides the change at this place of the batch alone. */
   readonly alone: (at: number) => void;
 }
@@ -104,6 +106,7 @@ export class ChunkWriter {
         return;
       }
     }
+    this.#parts.pause.begin(table, upserts.at.length * context.ahead);
     let written: number;
     try {
       if (healing.isActive) {
@@ -169,7 +172,10 @@ export class ChunkWriter {
     }
     if (gone.length === 0) return;
     const there = gone.filter(({ id }) => stored.has(id)).map(({ id }) => id);
-    if (there.length > 0) writer.deleteMany(there);
+    if (there.length > 0) {
+      this.#parts.pause.begin(table, there.length * context.ahead);
+      writer.deleteMany(there);
+    }
     tombstones.putMany(table.key, gone, context.nowMs);
     if (healing.isActive) {
       const origins = gone.map((each) => context.originOf(each.at));

@@ -137,6 +137,7 @@ export class Receiver {
       to = Math.min(start + SLICE_CHANGES, changes.length);
       this.#store.applier.apply(start, to, { batch: changes, sender, nowMs, tally, guilty });
     } while (to < changes.length && !transaction.isLong());
+    this.#store.applier.endPart();
     return to;
   }
 

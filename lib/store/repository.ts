@@ -30,6 +30,7 @@ import {
 import { RowStatements, type WriteStatement } from "./row-statements.ts";
 import type { SyncedTable } from "./schema.ts";
 import type { Tombstones } from "./tombstones.ts";
+import type { TriggerPause } from "./trigger-pause.ts";
 import { Later, type WriteTransaction } from "./write-queue.ts";
 
 /** A row as UTF-8 JSON, every value in its lossless form (row-input.ts names them). */
@@ -48,6 +49,7 @@ export interface RowList {
 export interface RepositoryOptions {
   readonly db: Database;
   readonly tombstones: Tombstones;
+  readonly pause: TriggerPause;
   readonly random: Random;
   /** Written to `node_id` of the rows made here. */
   readonly nodeId: string;
@@ -75,6 +77,7 @@ const LIST_BYTES_MAX = 16 * 1024 * 1024;
 export class Repository {
   readonly #db: Database;
   readonly #tombstones: Tombstones;
+  readonly #pause: TriggerPause;
   readonly #random: Random;
   readonly #nodeId: string;
   readonly #statements = new Map<string, RowStatements>();
@@ -83,6 +86,7 @@ export class Repository {
   constructor(options: RepositoryOptions) {
     this.#db = options.db;
     this.#tombstones = options.tombstones;
+    this.#pause = options.pause;
     this.#random = options.random;
     this.#nodeId = options.nodeId;
   }
@@ -228,11 +232,11 @@ export class Repository {
     }
     const ids = rows.map((row) => row.id ?? this.#random.uuid());
     this.#db.run("SAVEPOINT hooksync_batch");
-    let refusal = this.#insertInChunks(statements, ids, rows, transaction.nowMs);
+    let refusal = this.#insertTogether(statements, ids, rows, transaction.nowMs);
     if (refusal) {
-      this.#db.run("ROLLBACK TO hooksync_batch");
+      this.#undoBatch();
       refusal = this.#insertOneByOne(statements, ids, rows, transaction.nowMs);
-      if (refusal) this.#db.run("ROLLBACK TO hooksync_batch");
+      if (refusal) this.#undoBatch();
     }
     this.#db.run("RELEASE hooksync_batch");
     if (refusal) return refusal;
@@ -324,6 +328,32 @@ export class Repository {
       statements.addBindings(bindings, id, row, { version, nowMs, nodeId: this.#nodeId });
     }
     return bindings;
+  }
+
+  /** With the entries for the log made in one go, where that pays and is possible. */
+  #insertTogether(
+    statements: RowStatements,
+    ids: readonly string[],
+    rows: readonly RowInput[],
+    nowMs: number,
+  ): RequestError | undefined {
+    const { capture, table } = statements;
+    if (capture !== undefined && this.#pause.begin(table, rows.length)) {
+      const last = capture.last();
+      const refusal = this.#insertInChunks(statements, ids, rows, nowMs);
+      if (refusal) return refusal;
+      if (capture.logSince(last) === rows.length) {
+        this.#pause.end();
+        return undefined;
+      }
+      this.#undoBatch();
+    }
+    return this.#insertInChunks(statements, ids, rows, nowMs);
+  }
+
+  #undoBatch(): void {
+    this.#db.run("ROLLBACK TO hooksync_batch");
+    this.#pause.forget();
   }
 
   #insertInChunks(

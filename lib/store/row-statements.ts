@@ -7,6 +7,7 @@
 import type { Database, Statement } from "bun:sqlite";
 import { NewestRows } from "./newest-rows.ts";
 import { RowAnswer } from "./row-answer.ts";
+import { RowCapture } from "./row-capture.ts";
 import {
   type Binding,
   type RowInput,
@@ -57,6 +58,8 @@ export class RowStatements {
    */
   readonly mayReplace: boolean;
   readonly newest: NewestRows;
+  /** Undefined where rows must be captured one by one. */
+  readonly capture: RowCapture | undefined;
   /** Takes the id. */
   readonly remove: WriteStatement;
   readonly #db: Database;
@@ -74,6 +77,7 @@ export class RowStatements {
     this.mayReplace = tokenize(table.sql).some((token) => isWord(token, "CONFLICT"));
     this.undoesItself = !this.mayReplace && table.userTriggers.length === 0;
     this.newest = new NewestRows(db, table);
+    this.capture = this.undoesItself ? RowCapture.of(db, table) : undefined;
     const t = quoteName(table.name);
     const id = quoteName(table.id.name);
     const version = quoteName(table.version.name);
@@ -144,6 +148,7 @@ export class RowStatements {
     clear(this.#updates, (statement) => statement.finalize());
     for (const statement of [this.#json, this.#version, this.remove]) statement.finalize();
     this.newest.finalize();
+    this.capture?.finalize();
   }
 
   #insertsFor(shape: string): InsertStatements {

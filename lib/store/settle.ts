@@ -108,6 +108,13 @@ export class Settler {
     this.#seenData = undefined;
   }
 
+  /** This connection changed the schema from one version to the other, and nothing about its tables. */
+  sawSchema(before: number, after: number): void {
+    if (this.#seenSchema !== before) return;
+    this.#isDirty = true;
+    this.#seenSchema = after;
+  }
+
   /** After a rollback nothing that was cached about the file is trusted. */
   forget(): void {
     this.#isRewritten = false;

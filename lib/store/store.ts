@@ -4,6 +4,7 @@
  * (retries, repeats, announcements, forgetting) is a step of `runDue`, called by the node's timer.
  */
 import type { Database } from "bun:sqlite";
+import { assert } from "../base/assert.ts";
 import type { Clock, Timers } from "../base/clock.ts";
 import { HookSyncError } from "../base/errors.ts";
 import type { Random } from "../base/random.ts";
@@ -37,6 +38,7 @@ import { type SettleEvent, Settler } from "./settle.ts";
 import { SourceRows } from "./source-rows.ts";
 import { nameKey, quoteName } from "./sql.ts";
 import { Tombstones } from "./tombstones.ts";
+import { TriggerPause } from "./trigger-pause.ts";
 import {
   type TransactionEnds,
   type WriteMode,
@@ -59,6 +61,8 @@ export interface StoreOptions {
   readonly acceptOldFile: boolean;
   /** Rows of one slice of a fill, if not as many as half a batch holds. */
   readonly fillSliceRows?: number | undefined;
+  /** From how many rows on triggers are paused (trigger-pause.ts), if not as many as pay for it. */
+  readonly pauseRowsMin?: number | undefined;
   readonly clock: Clock;
   readonly timers: Timers;
   readonly random: Random;
@@ -136,6 +140,7 @@ export class Store {
   readonly #tombstones: Tombstones;
   readonly #columnNotes: ColumnNotes;
   readonly #announcer: Announcer;
+  readonly #pause: TriggerPause;
   #dueMs: number | undefined = 0;
   /** What stands under the file's names, while it is ours. */
   readonly #fileMarks: ReadonlyMap<string, string | undefined>;
@@ -197,6 +202,11 @@ export class Store {
         this.#isSurveyNew = true;
       },
     });
+    this.#pause = new TriggerPause({
+      db,
+      onEnd: (before, after) => this.#settler.sawSchema(before, after),
+      rowsMin: options.pauseRowsMin,
+    });
     this.applier = new Applier({
       db,
       survey: () => this.#settler.survey,
@@ -205,6 +215,7 @@ export class Store {
       deadLetters: this.deadLetters,
       healing: this.healing,
       log: this.log,
+      pause: this.#pause,
       onEvent: options.onEvent,
     });
     this.#announcer = new Announcer(db);
@@ -218,6 +229,7 @@ export class Store {
     this.repository = new Repository({
       db,
       tombstones: this.#tombstones,
+      pause: this.#pause,
       random,
       nodeId: options.nodeId,
     });
@@ -432,6 +444,7 @@ export class Store {
   }
 
   #finish(nowMs: number, logged: number, mode: WriteMode): void {
+    assert(this.#pause.isOver, "the capture triggers are back before a commit");
     const before = this.#settler.settledThrough;
     // Cascades and the application's triggers may log more than a write counted, or less.
     const isCounted = mode === "apply" || (mode === "local" && !this.#hasSideEffects());
@@ -490,6 +503,7 @@ export class Store {
     this.deadLetters.forget();
     this.healing.forget();
     this.log.forget();
+    this.#pause.forget();
   }
 
   // ── By itself ───────────────────────────────────────────────────────────────────────────────

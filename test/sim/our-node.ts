@@ -63,6 +63,7 @@ export interface OurNodeOptions {
   readonly batchBytesMax: number;
   readonly tombstoneRetentionMs: number;
   readonly fillSliceRows: number | undefined;
+  readonly pauseRowsMin: number | undefined;
   /** It fills a peer. */
   readonly onFill: (reason: string) => void;
 }
@@ -555,6 +556,7 @@ export class Running {
       tombstoneRetentionMs: config.tombstoneRetentionMs,
       acceptOldFile: config.acceptOldFile,
       fillSliceRows: options.fillSliceRows,
+      pauseRowsMin: options.pauseRowsMin,
       clock,
       timers,
       random,

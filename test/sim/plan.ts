@@ -109,6 +109,8 @@ export interface Plan {
   readonly tombstoneRetentionMs: number;
   /** Fills are made of many slices, so that they are interrupted. */
   readonly fillSliceRows: number | undefined;
+  /** Triggers are paused for so few rows. */
+  readonly pauseRowsMin: number | undefined;
   readonly hasForeign: boolean;
   /** The silence is listened to for a day, not just for some minutes. */
   readonly waitsForDays: boolean;
@@ -183,6 +185,7 @@ export function drawPlan(seed: number): Plan {
     batchBytesMax: on(0.2) ? chance.spread(300, 4_000) : 8 * 1024 * 1024,
     tombstoneRetentionMs: forgetsSoon ? chance.spread(2 * MINUTE_MS, HOUR_MS) : 30 * DAY_MS,
     fillSliceRows: seed % 3 === 0 ? undefined : 1 + (seed % 5),
+    pauseRowsMin: seed % 4 === 0 ? undefined : 1 + (seed % 3),
     hasForeign,
     // What waits for its time with one node alone comes when it comes, and then to the others.
     waitsForDays: on(hasForeign ? 0.2 : 0.05) && !hasFileFaults,

@@ -129,7 +129,8 @@ class Simulation {
         continue;
       }
       const { batchMs, namesItself } = node;
-      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs, fillSliceRows } = plan;
+      const { batchChangesMax, batchBytesMax, tombstoneRetentionMs, fillSliceRows, pauseRowsMin } =
+        plan;
       this.#nodes.push(
         new OurNode({
           ...common,
@@ -147,6 +148,7 @@ class Simulation {
           batchBytesMax,
           tombstoneRetentionMs,
           fillSliceRows,
+          pauseRowsMin,
         }),
       );
     }

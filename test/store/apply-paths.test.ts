@@ -1,6 +1,6 @@
 /**
- * The chunk path against the row path: the same changes as one batch, one by one, and one by one through
- * the row path, must leave the same rows, tombstones, notes, log and parked changes, and count the same.
+ * The chunk path against the row path: the same changes as one batch, the same with the triggers paused, one
+ * by one, and one by one through the row path, must leave the same rows, tombstones, notes, log and parked changes, and count the same.
  */
 import { afterAll, expect, setDefaultTimeout, test } from "bun:test";
 import { formatValue, type Value } from "../../lib/protocol/values.ts";
@@ -163,10 +163,10 @@ test.each([
 ])("one batch or one by one: %s", async (_, isOurs, isActive) => {
   await forSeeds(10, async (random) => {
     const time = new VirtualTime();
-    const [chunked, single, reference] = [1, 2, 3].map(
-      () => new TestNode({ schema: SCHEMA, time }),
-    ) as [TestNode, TestNode, TestNode];
-    const nodes = [chunked, single, reference];
+    const open = () => new TestNode({ schema: SCHEMA, time });
+    const [chunked, single, reference] = [open(), open(), open()];
+    const paused = new TestNode({ schema: SCHEMA, time, pauseRowsMin: 1 });
+    const nodes = [chunked, single, reference, paused];
     for (const node of nodes) {
       if (isActive) await node.sync([], { identity: null, from: "go" });
       // As an application left them before the node was there.
@@ -189,15 +189,17 @@ test.each([
       // Of what a foreign node writes twice at one stamp in one batch, the last counts.
       if (!isOurs) dropRepeats(changes);
       const together = await chunked.sync(changes, send);
+      const whilePaused = await paused.sync(changes, send);
       let apart = 0;
       let byRow = 0;
       for (const change of changes) {
         apart += await single.sync([change], send);
         byRow += await reference.sync([change.replace(/\}$/, FOR_ROW_PATH)], send);
       }
-      expect([together, apart]).toEqual([byRow, byRow]);
+      expect([together, whilePaused, apart]).toEqual([byRow, byRow, byRow]);
       const expected = withoutOrder(everything(reference));
       expect(withoutOrder(everything(chunked))).toEqual(expected);
+      expect(everything(paused)).toEqual(everything(chunked));
       expect(withoutOrder(everything(single))).toEqual(expected);
       time.pass(random.pick([0, 500, 2_000]));
     }

@@ -61,6 +61,7 @@ export interface NodeOptions {
   readonly time?: VirtualTime;
   readonly timers?: Timers;
   readonly parkedBytesMax?: number;
+  readonly pauseRowsMin?: number;
   readonly id?: string;
   /** Reopens this file instead of making one. */
   readonly path?: string;
@@ -125,6 +126,7 @@ export class TestNode {
       parkedBytesMax: options.parkedBytesMax ?? 1024 ** 3,
       tombstoneRetentionMs: 30 * 86_400_000,
       acceptOldFile: false,
+      pauseRowsMin: options.pauseRowsMin,
       clock: this.time,
       timers: options.timers ?? this.time,
       random: new Seeded(nodeCount),

@@ -11,6 +11,7 @@ import { Repository } from "../../lib/store/repository.ts";
 import type { SyncedTable } from "../../lib/store/schema.ts";
 import { nameKey } from "../../lib/store/sql.ts";
 import { Tombstones } from "../../lib/store/tombstones.ts";
+import { TriggerPause } from "../../lib/store/trigger-pause.ts";
 import { type Later, WriteQueue, type WriteTransaction } from "../../lib/store/write-queue.ts";
 
 export const ITEMS_SQL =
@@ -39,6 +40,7 @@ export class StoreFixture {
   readonly db: Database;
   readonly clock = new TestClock();
   readonly tombstones: Tombstones;
+  readonly pause: TriggerPause;
   readonly repository: Repository;
   readonly queue: WriteQueue;
   /** What each commit's writes said they logged. */
@@ -53,16 +55,22 @@ export class StoreFixture {
   readonly #selection: Selection;
 
   /** `synced`: which tables; all that qualify when left out. */
-  constructor(schema: string = ITEMS_SQL, synced?: readonly string[]) {
+  constructor(schema: string = ITEMS_SQL, synced?: readonly string[], pauseRowsMin?: number) {
     this.#selection = { all: synced === undefined, names: synced ?? [] };
     this.db = new Database(":memory:", { strict: true });
     this.db.run(schema);
     migrate(this.db);
     this.followSchema();
     this.tombstones = new Tombstones(this.db);
+    this.pause = new TriggerPause({
+      db: this.db,
+      onEnd: () => undefined,
+      rowsMin: pauseRowsMin,
+    });
     this.repository = new Repository({
       db: this.db,
       tombstones: this.tombstones,
+      pause: this.pause,
       random: systemRandom,
       nodeId: "node-a",
     });
@@ -74,7 +82,10 @@ export class StoreFixture {
       settle: () => this.onSettle(),
       finish: (_nowMs, logged) => this.logged.push(logged),
       committed: () => this.commits++,
-      rolledBack: () => this.rollbacks++,
+      rolledBack: () => {
+        this.pause.forget();
+        this.rollbacks++;
+      },
     });
   }
 
