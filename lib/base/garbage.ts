@@ -30,3 +30,13 @@ export class Garbage {
 function collectBeside(): void {
   setImmediate(() => Bun.gc(false));
 }
+
+/** Smaller ones are no weight, and may lie beside others. */
+const GIVEN_BACK_BYTES_MIN = 64 * 1024;
+
+/** The bytes of a body that nobody will look at any more are free at once; it is empty from then on. */
+export function giveBack(body: Uint8Array): void {
+  const { buffer } = body;
+  const isAlone = buffer instanceof ArrayBuffer && buffer.byteLength === body.length;
+  if (isAlone && body.length >= GIVEN_BACK_BYTES_MIN) buffer.transfer(0);
+}

@@ -1,6 +1,6 @@
 /** POST /sync: the way in for peers (PROTOCOL.md). What is in a batch is for the store to judge. */
 import { Hono } from "hono";
-import { Garbage } from "../base/garbage.ts";
+import { Garbage, giveBack } from "../base/garbage.ts";
 import {
   formatIdentity,
   IDENTITY_HEADER,
@@ -48,6 +48,7 @@ export function syncRoutes(sync: SyncReceiver, bodies: BodyReader): Hono {
       identity: parseIdentity(headers.get(IDENTITY_HEADER)),
     });
     garbage.left(body.length);
+    giveBack(body);
     return new Response(JSON.stringify({ applied, ack }), {
       headers: { ...JSON_TYPE, [IDENTITY_HEADER]: formatIdentity(identity) },
     });
