@@ -659,15 +659,18 @@ export class Mesh implements Membership {
     );
     if (self !== undefined) throw new RequestError(400, `${self} is this node itself`);
     const known = this.#urls();
-    const urls = [...new Set(asked)].filter((url) => !known.includes(url));
+    const wanted = [...new Set(asked)];
+    const urls = wanted.filter((url) => !known.includes(url));
     if (known.length + urls.length > PEERS_MAX)
       throw new RequestError(409, `there are ${PEERS_MAX} peers already`);
-    if (urls.length === 0) return urls;
     const kept = this.#kept();
-    await this.#keep({
-      added: [...kept.added, ...urls.filter((url) => !config.peers.includes(url))],
-      removed: kept.removed.filter((other) => !urls.includes(other)),
-    });
+    // Those of the configuration, too: what was asked for holds when that names them no more.
+    const next = {
+      added: [...new Set([...kept.added, ...wanted])],
+      removed: kept.removed.filter((other) => !wanted.includes(other)),
+    };
+    if (urls.length > 0) await this.#keep(next);
+    else if (next.added.length > kept.added.length) await this.#write(next);
     return urls;
   }
 
@@ -699,8 +702,12 @@ export class Mesh implements Membership {
   }
 
   async #keep(kept: KeptPeers): Promise<void> {
-    await this.#options.store.keepSetting("peers", JSON.stringify(kept));
+    await this.#write(kept);
     await this.#restartShipper();
+  }
+
+  #write(kept: KeptPeers): Promise<void> {
+    return this.#options.store.keepSetting("peers", JSON.stringify(kept));
   }
 
   #urls(): string[] {

@@ -225,6 +225,19 @@ test("a node of another make that ships here for the first time is a reason to c
   expect(doubts).toBe(2);
 });
 
+test("a peer that was asked for stays when the configuration names it no more", async () => {
+  start();
+  const kept = () => JSON.parse(file.store.keptSetting("peers") ?? "{}");
+  expect(await mesh.add(A)).toBe(false);
+  expect(kept()).toEqual({ added: [A], removed: [] });
+  expect(starts).toHaveLength(1);
+  await mesh.remove(A);
+  expect(mesh.urls).toEqual([]);
+  expect(await mesh.add(A)).toBe(true);
+  expect(kept()).toEqual({ added: [A], removed: [] });
+  expect(mesh.urls).toEqual([A]);
+});
+
 test("changes of the peers that are asked for at once all count, in their order", async () => {
   start();
   const [b, c] = ["http://b:1", "http://c:1"];
