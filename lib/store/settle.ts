@@ -59,6 +59,8 @@ export class Settler {
   #settledThrough: number;
   #seenData: number | undefined;
   #seenSchema: number | undefined;
+  /** The same at the beginning of this transaction, where `sawSchema` has moved it on. */
+  #seenBefore: number | undefined;
   #checkedMs = 0;
   /** What this transaction did that a rollback undoes. */
   #isDirty = false;
@@ -111,13 +113,15 @@ export class Settler {
   /** This connection changed the schema from one version to the other, and nothing about its tables. */
   sawSchema(before: number, after: number): void {
     if (this.#seenSchema !== before) return;
-    this.#isDirty = true;
+    this.#seenBefore ??= before;
     this.#seenSchema = after;
   }
 
   /** After a rollback nothing that was cached about the file is trusted. */
   forget(): void {
     this.#isRewritten = false;
+    this.#seenSchema = this.#seenBefore ?? this.#seenSchema;
+    this.#seenBefore = undefined;
     if (this.#isDirty) {
       this.#isDirty = false;
       this.#seenData = undefined;
@@ -130,6 +134,7 @@ export class Settler {
   /** After a commit: whether entries that were settled before have been rewritten since the last one. */
   takeRewritten(): boolean {
     this.#isDirty = false;
+    this.#seenBefore = undefined;
     const rewritten = this.#isRewritten;
     this.#isRewritten = false;
     return rewritten;

@@ -250,6 +250,30 @@ describe("a batch of a peer", () => {
     await node.close();
   });
 
+  test("is undone with the tables as they were known", async () => {
+    const node = new TestNode({ pauseRowsMin: 1 });
+    await node.sync(rows(0, 1));
+    const before = triggersOf(node.db);
+    const { survey } = node.store;
+    const end = spyOn(TriggerPause.prototype, "end");
+    const batch = node.sync(rows(1, 10));
+    const failing = node.store.queue.run("apply", () => {
+      throw new Error("the whole group is undone");
+    });
+    expect(failing).rejects.toThrow("undone");
+    await batch;
+    // Once with what failed, and again.
+    expect(end.mock.calls).toHaveLength(2);
+    end.mockRestore();
+    expect(node.rows()).toHaveLength(11);
+    expect(triggersOf(node.db)).toEqual(before);
+    expect(node.store.survey).toBe(survey);
+    await node.write("INSERT INTO items(id, updated_at) VALUES ('own', 1)");
+    expect(node.log()).toHaveLength(1);
+    expect(node.store.survey).toBe(survey);
+    await node.close();
+  });
+
   test("leaves them alone where followers have a log of the file", async () => {
     const node = new TestNode();
     node.db.run("CREATE TABLE _cdc_state(schema_version INTEGER)");
