@@ -6,6 +6,9 @@ import { RequestError, sqliteCode } from "../base/errors.ts";
 import type { SyncedTable } from "./schema.ts";
 import { isWord, nameKey, type Token, tokenize } from "./sql.ts";
 
+/** What SQLite says where a statement does not fit the schema (its parser, and resolve.c). */
+const OF_THE_SCHEMA = /\bno such |\bhas no column|\bsyntax error|\bambiguous column/;
+
 /**
  * The answer to a write that a rule of the file forbids, or undefined for any other failure. Without
  * a `table` (an error that came with COMMIT) columns go unnamed.
@@ -41,6 +44,11 @@ export function refusalOf(error: unknown, table?: SyncedTable): RequestError | u
       // An ON DELETE RESTRICT comes as this, too; a trigger's own text is written for people.
       if (message.startsWith("FOREIGN KEY")) return foreignKeyRefusal();
       return new RequestError(409, `a trigger refuses it: ${message}`);
+    case "SQLITE_ERROR":
+      // A generated column, an index or a CHECK that computes; what is missing is no client's doing.
+      return table === undefined || OF_THE_SCHEMA.test(message)
+        ? undefined
+        : new RequestError(400, `an expression of the table cannot take the row: ${message}`);
     case "SQLITE_TOOBIG":
       return new RequestError(413, "a value is too large for SQLite");
     default:

@@ -377,6 +377,27 @@ describe("constraints", () => {
     expect([store.log().length, store.tombstones.versionOf("items", id)]).toEqual([1, undefined]);
   });
 
+  test("an expression of the table that cannot take a value is a refusal", async () => {
+    const store = open(
+      `CREATE TABLE items(id TEXT PRIMARY KEY, doc TEXT, kind TEXT AS (json_extract(doc, '$.kind')) STORED,
+         updated_at INTEGER)`,
+    );
+    const refusal = "400 an expression of the table cannot take the row: malformed JSON";
+    expect(await refusalOf(create(store, '{"doc": "{"}'))).toBe(refusal);
+    const rows = [{ doc: "{}" }, { doc: "{" }];
+    expect(await refusalOf(createMany(store, rows))).toBe(refusal.replace("400 ", "400 [1]: "));
+    const { id } = await create(store, '{"doc": "{}"}');
+    expect(await refusalOf(update(store, id, '{"doc": "{"}'))).toBe(refusal);
+    expect(store.log()).toHaveLength(1);
+  });
+
+  test("a file that others broke is no refusal", async () => {
+    const store = open(`${ITEMS_SQL}; CREATE TABLE audit(id);
+      CREATE TRIGGER app AFTER INSERT ON items BEGIN INSERT INTO audit VALUES (NEW.id); END`);
+    store.db.run("DROP TABLE audit");
+    expect(create(store, "{}")).rejects.toThrow("no such table");
+  });
+
   test("rows that a table's own ON CONFLICT REPLACE throws out are left to settling", async () => {
     const store = open(
       "CREATE TABLE r(id TEXT PRIMARY KEY, k TEXT UNIQUE ON CONFLICT REPLACE, updated_at INTEGER)",
