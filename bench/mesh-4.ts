@@ -61,7 +61,7 @@ async function untilEqual(mesh: readonly BenchNode[]): Promise<number> {
 
 export const bench: Bench = {
   async run(context) {
-    const seconds = { warm: context.size(2, 0.5), counted: context.size(4, 1.5) };
+    const seconds = { warm: context.size(6, 0.5), counted: context.size(4, 1.5) };
     const runs = await interleave(context, {
       ours: () => runMesh(context.dir, "ours", seconds),
       old: () => runMesh(context.dir, "old", seconds),
