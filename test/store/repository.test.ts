@@ -47,19 +47,6 @@ async function remove(store: StoreFixture, id: string, table = "items"): Promise
   if (refusal) throw refusal;
 }
 
-async function createMany(
-  store: StoreFixture,
-  rows: unknown[],
-  table = "items",
-): Promise<string[]> {
-  const inputs = store.repository.reader(store.table(table)).newRows(rows);
-  const made = await store.write((tx) =>
-    store.repository.createMany(store.table(table), inputs, tx),
-  );
-  if (made instanceof RequestError) throw made;
-  return made;
-}
-
 function read(store: StoreFixture, id: string, table = "items"): string | undefined {
   const json = store.repository.read(store.table(table), id);
   return json && decode(json);
@@ -96,10 +83,7 @@ describe("writing", () => {
     const { id } = await create(store, "{}");
     await update(store, id, '{"value": 1}');
     await remove(store, id);
-    await createMany(
-      store,
-      Array.from({ length: 250 }, () => ({ name: "b" })),
-    );
+    await store.createMany(Array.from({ length: 250 }, () => ({ name: "b" })));
     expect(store.logged).toEqual([1, 1, 1, 250]);
     expect(store.log().length).toBe(253);
     expect(
@@ -142,14 +126,14 @@ describe("writing", () => {
     expect(row.updated_at).toBe(version + 1);
     store.db.run("UPDATE items SET updated_at = 1");
     expect((await update(store, UUID, '{"value": 1}')).updated_at).toBe(version + 1);
-    const [again] = await createMany(open(), [{ id: UUID }]);
+    const [again] = await open().createMany([{ id: UUID }]);
     expect(again).toBe(UUID);
   });
 
   test("a batch respects tombstones, too", async () => {
     const store = open();
     store.tombstones.put("items", UUID, store.clock.ms + 7, 0);
-    await createMany(store, [{ name: "a" }, { id: UUID }]);
+    await store.createMany([{ name: "a" }, { id: UUID }]);
     expect(JSON.parse(read(store, UUID)!).updated_at).toBe(store.clock.ms + 8);
   });
 
@@ -239,7 +223,7 @@ describe("values go in and out unchanged", () => {
     await update(store, id, answer, "v");
     const withoutStamp = (json: string) => json.replace(/"updated_at":\d+/, "");
     expect(withoutStamp(read(store, id, "v")!)).toBe(withoutStamp(answer));
-    const [copy] = await createMany(store, [parseJson(body)], "v");
+    const [copy] = await store.createMany([parseJson(body)], "v");
     expect(withoutStamp(read(store, copy!, "v")!)).toBe(withoutStamp(answer).replace(id, copy!));
   });
 
@@ -371,7 +355,7 @@ describe("constraints", () => {
     const { id } = await create(store, '{"name": "good"}');
     expect(await refusalOf(remove(store, id))).toStartWith("409");
     expect(await refusalOf(update(store, id, '{"name": "x"}'))).toStartWith("409");
-    expect(await refusalOf(createMany(store, [{ name: "a" }, { name: "bad" }]))).toStartWith(
+    expect(await refusalOf(store.createMany([{ name: "a" }, { name: "bad" }]))).toStartWith(
       "409 [1]",
     );
     expect([store.log().length, store.tombstones.versionOf("items", id)]).toEqual([1, undefined]);
@@ -385,7 +369,7 @@ describe("constraints", () => {
     const refusal = "400 an expression of the table cannot take the row: malformed JSON";
     expect(await refusalOf(create(store, '{"doc": "{"}'))).toBe(refusal);
     const rows = [{ doc: "{}" }, { doc: "{" }];
-    expect(await refusalOf(createMany(store, rows))).toBe(refusal.replace("400 ", "400 [1]: "));
+    expect(await refusalOf(store.createMany(rows))).toBe(refusal.replace("400 ", "400 [1]: "));
     const { id } = await create(store, '{"doc": "{}"}');
     expect(await refusalOf(update(store, id, '{"doc": "{"}'))).toBe(refusal);
     expect(store.log()).toHaveLength(1);
@@ -416,7 +400,7 @@ describe("batches", () => {
     const rows = Array.from({ length: 250 }, (_, i) =>
       i === 120 ? { value: i } : { name: `n${i}`, value: i },
     );
-    const ids = await createMany(store, rows);
+    const ids = await store.createMany(rows);
     expect([...ids].sort()).toEqual(ids);
     expect(ids.map((id) => JSON.parse(read(store, id)!).value)).toEqual(rows.map((_, i) => i));
     expect(JSON.parse(read(store, ids[120]!)!).name).toBeNull();
@@ -426,7 +410,7 @@ describe("batches", () => {
     const store = open("CREATE TABLE u(id TEXT PRIMARY KEY, k INTEGER UNIQUE, updated_at INTEGER)");
     const rows = Array.from({ length: 250 }, (_, i) => ({ k: i === 230 ? 7 : i }));
     const [refused, other] = await Promise.all([
-      refusalOf(createMany(store, rows, "u")),
+      refusalOf(store.createMany(rows, "u")),
       create(store, '{"k": 1000}', "u"),
     ]);
     expect(refused).toBe("409 [230]: k: another row has this value already");
@@ -436,11 +420,11 @@ describe("batches", () => {
 
   test("an id that is taken, or given twice, is named", async () => {
     const store = open();
-    expect(await refusalOf(createMany(store, [{}, { id: UUID }, { id: UUID }]))).toStartWith(
+    expect(await refusalOf(store.createMany([{}, { id: UUID }, { id: UUID }]))).toStartWith(
       "409 [2]: id",
     );
     await create(store, `{"id": "${UUID}"}`);
-    expect(await refusalOf(createMany(store, [{}, { id: UUID }]))).toStartWith("409 [1]: id");
+    expect(await refusalOf(store.createMany([{}, { id: UUID }]))).toStartWith("409 [1]: id");
     expect(store.log().length).toBe(1);
   });
 
@@ -450,7 +434,7 @@ describe("batches", () => {
       `CREATE TABLE wide(id TEXT PRIMARY KEY, ${names.map((name) => `${name} INTEGER`).join(", ")}, updated_at INTEGER)`,
     );
     const row = Object.fromEntries(names.map((name, i) => [name, i]));
-    const ids = await createMany(store, Array(60).fill(row), "wide");
+    const ids = await store.createMany(Array(60).fill(row), "wide");
     expect(JSON.parse(read(store, ids[59]!, "wide")!)).toMatchObject({ c0: 0, c399: 399 });
   });
 });
@@ -490,7 +474,7 @@ describe("statements follow the schema", () => {
       return statement;
     }) as typeof store.db.prepare;
     const use = async () => {
-      const ids = await createMany(store, Array(120).fill({ name: "x" }));
+      const ids = await store.createMany(Array(120).fill({ name: "x" }));
       await update(store, ids[0]!, '{"value": 1}');
       await remove(store, ids[1]!);
       store.repository.list(store.table(), 5, undefined);

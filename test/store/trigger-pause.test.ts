@@ -1,6 +1,5 @@
 import { Database } from "bun:sqlite";
 import { afterAll, afterEach, describe, expect, spyOn, test } from "bun:test";
-import { RequestError } from "../../lib/base/errors.ts";
 import { parseBatch } from "../../lib/protocol/batch.ts";
 import { formatValue, type Value } from "../../lib/protocol/values.ts";
 import { emptyTally, Guilty } from "../../lib/store/apply-parts.ts";
@@ -35,19 +34,6 @@ function triggersOf(db: Database): unknown[] {
 
 function schemaVersion(db: Database): unknown {
   return db.query("PRAGMA schema_version").get();
-}
-
-async function createMany(
-  store: StoreFixture,
-  rows: unknown[],
-  table = "items",
-): Promise<string[]> {
-  const inputs = store.repository.reader(store.table(table)).newRows(rows);
-  const made = await store.write((tx) =>
-    store.repository.createMany(store.table(table), inputs, tx),
-  );
-  if (made instanceof RequestError) throw made;
-  return made;
 }
 
 describe("the triggers", () => {
@@ -188,7 +174,7 @@ describe("a batch of a client", () => {
       const logs = [];
       for (const pauseRowsMin of [1, 1_000]) {
         const store = open(schema, pauseRowsMin);
-        const ids = await createMany(store, rows);
+        const ids = await store.createMany(rows);
         const place = new Map(ids.map((id, i) => [id, `#${i}`]));
         const told = JSON.stringify(store.log());
         logs.push(told.replaceAll(/[0-9a-f-]{36}/g, (id) => place.get(id) ?? id));
@@ -202,8 +188,8 @@ describe("a batch of a client", () => {
       "CREATE TABLE items(id TEXT PRIMARY KEY, n INTEGER UNIQUE, updated_at INTEGER)",
     );
     const before = triggersOf(store.db);
-    expect(createMany(store, [{ n: 1 }, { n: 2 }, { n: 1 }])).rejects.toThrow("[2]");
-    await createMany(store, [{ n: 3 }, { n: 4 }]);
+    expect(store.createMany([{ n: 1 }, { n: 2 }, { n: 1 }])).rejects.toThrow("[2]");
+    await store.createMany([{ n: 3 }, { n: 4 }]);
     expect(triggersOf(store.db)).toEqual(before);
     expect(store.log()).toHaveLength(2);
     expect(store.db.query("SELECT n FROM items ORDER BY n").values()).toEqual([[3], [4]]);
@@ -215,14 +201,14 @@ describe("a batch of a client", () => {
   ])("is logged where %s", async (_, rowid) => {
     const store = open("CREATE TABLE items(id TEXT PRIMARY KEY, updated_at INTEGER)");
     store.db.run(`INSERT INTO items(rowid, id, updated_at) VALUES (${rowid}, 'last', 1)`);
-    const ids = await createMany(store, [{}, {}, {}]);
+    const ids = await store.createMany([{}, {}, {}]);
     expect(store.log().map(({ row_id }) => row_id)).toEqual(["last", ...ids]);
     expect(triggersOf(store.db)).toHaveLength(5);
   });
 
   test("is logged in a table without rowids", async () => {
     const store = open("CREATE TABLE items(id TEXT PRIMARY KEY, updated_at INTEGER) WITHOUT ROWID");
-    const ids = await createMany(store, [{}, {}]);
+    const ids = await store.createMany([{}, {}]);
     expect(store.log().map(({ row_id }) => row_id)).toEqual(ids);
   });
 });

@@ -4,6 +4,7 @@
  */
 import { Database } from "bun:sqlite";
 import { type Clock, systemTimers } from "../../lib/base/clock.ts";
+import { RequestError } from "../../lib/base/errors.ts";
 import { systemRandom } from "../../lib/base/random.ts";
 import { installTriggers, type Selection, survey } from "../../lib/store/catalog.ts";
 import { migrate } from "../../lib/store/migrations.ts";
@@ -109,6 +110,15 @@ export class StoreFixture {
 
   write<T>(work: (transaction: WriteTransaction) => T | Later<T>): Promise<T> {
     return this.queue.run("local", work);
+  }
+
+  /** As a client's batch does; throws the refusal. */
+  async createMany(rows: unknown[], name?: string): Promise<string[]> {
+    const table = this.table(name);
+    const inputs = this.repository.reader(table).newRows(rows);
+    const made = await this.write((tx) => this.repository.createMany(table, inputs, tx));
+    if (made instanceof RequestError) throw made;
+    return made;
   }
 
   log(): LogEntry[] {
