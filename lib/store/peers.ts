@@ -184,13 +184,15 @@ export class Peers {
 
   /**
    * Which file acknowledged what was just noted: where it is another one than before, the one before lacks
-   * it, and may be back before anybody asks who is there.
+   * it, and may be back before anybody asks who is there. The first is remembered, too, lest the next one
+   * pass for it.
    */
   ackedBy(url: string, dbId: string): void {
     this.#db
       .query(
-        `UPDATE _peer_state SET db_id = ?2, prev = 0, fill_wanted = coalesce(fill_wanted, ?3)
-         WHERE peer_url = ?1 AND db_id <> ?2`,
+        `UPDATE _peer_state SET db_id = ?2, prev = CASE WHEN db_id IS NULL THEN prev ELSE 0 END,
+           fill_wanted = CASE WHEN db_id IS NULL THEN fill_wanted ELSE coalesce(fill_wanted, ?3) END
+         WHERE peer_url = ?1 AND db_id IS NOT ?2`,
       )
       .run(url, dbId, OTHER_FILE);
   }

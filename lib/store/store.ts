@@ -832,7 +832,7 @@ export class Store {
         identity && identity.db !== this.dbId && (before?.dbId ?? identity.db) !== identity.db;
       if (isOther && before!.fillWanted === null) this.peers.wantFill(health.url, OTHER_FILE);
       if (before === undefined) return undefined;
-      const isFirst = before.dbId === null && identity !== undefined;
+      const isFirst = before.make !== "ours" && identity !== undefined;
       return { fillWanted: find()?.fillWanted ?? null, isFirst };
     });
   }

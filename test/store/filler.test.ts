@@ -176,6 +176,20 @@ test("what another file acknowledged meanwhile, the one that comes back lacks", 
   expect(standing()).toMatchObject({ db_id: DB });
 });
 
+test("which file acknowledged is known before anybody asked who it is", async () => {
+  await using file = await opened();
+  const standing = () =>
+    file.rows("SELECT prev, db_id, fill_wanted FROM _peer_state WHERE peer_url = ?", B)[0];
+  await file.store.recordMoves([{ peer: B, through: 0, ackedBatchId: 7, dbId: DB }]);
+  expect(standing()).toEqual({ prev: 7, db_id: DB, fill_wanted: null });
+  const fillWanted = "its file is another one than before";
+  expect(await file.store.learnPeer(health("bb".repeat(16)))).toEqual({
+    fillWanted,
+    isFirst: true,
+  });
+  expect(standing()).toMatchObject({ prev: 0 });
+});
+
 test("a copy's mark for its original is of a change that the original made for everybody", async () => {
   await using file = await opened();
   file.write("INSERT INTO notes(id) VALUES('new')");
