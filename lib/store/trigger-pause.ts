@@ -15,8 +15,8 @@ import { type SyncedTable, TRIGGER_MARK } from "./schema.ts";
 import { quoteName } from "./sql.ts";
 
 /**
- * Fewer rows do not pay. Each gains a microsecond; taking away, putting back and preparing statements
- * anew cost one and a half milliseconds, and 10 to 40 microseconds for each entry of the schema go to
+ * Fewer rows do not pay. Each gains a microsecond; taking away and putting back cost a millisecond, with
+ * statements to be prepared anew besides, and 10 to 40 microseconds for each entry of the schema go to
  * every connection that reads it again: the shipper's, and those of other programs.
  */
 const ROWS_MIN = 2_000;
